@@ -1,0 +1,243 @@
+"""How one token sequence lies over the ranks: flat shards or two-dimensional tiles.
+
+Everything here is a pure function of shapes; every rank computes the same answer without
+asking. "Raster" is the order that the model gives its tokens, "rank order" is the
+concatenation of all ranks' shards: the order that attention sees after the exchange.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .sharding import shard_range, shard_sizes
+from .tiles import Tile, tile_indices, tile_of
+
+
+class SequenceLayout(ABC):
+    """Who owns which tokens. Immutable and comparable: two equal layouts cut alike."""
+
+    #: length of the whole sequence
+    tokens: int
+    world_size: int
+    #: tokens of each rank, the ``token_counts`` of every transport call; may hold zeros
+    counts: tuple[int, ...]
+
+    @property
+    def is_raster(self) -> bool:
+        """True when rank order is raster order, so that nothing has to be put back."""
+        return self.order() is None
+
+    @abstractmethod
+    def indices(self, rank: int) -> slice | Tensor:
+        """Raster ids that ``rank`` owns, in local order: a slice, or int64 (t,) on the CPU."""
+
+    @abstractmethod
+    def shard(self, tensor: Tensor, rank: int, dim: int = 1) -> Tensor:
+        """This rank's part of ``dim``: a contiguous copy that owns its storage.
+
+        Models update residuals in place, so a view of the full tensor would not do.
+
+        Raises:
+            ValueError: ``dim`` does not have one entry a token, or no such rank.
+        """
+
+    @abstractmethod
+    def restore(self, gathered: Tensor, dim: int = 1) -> Tensor:
+        """Raster order from rank order along ``dim``; the input itself when they are the same.
+
+        Raises:
+            ValueError: ``dim`` does not have one entry a token.
+        """
+
+    @abstractmethod
+    def order(self) -> Tensor | None:
+        """Raster ids in rank order, int64 (T,) on the CPU; None when they are 0, 1, 2, ...
+
+        ``raster[order]`` is rank order: apply it to both axes of a (T, T) attention mask.
+        """
+
+    def restore_index(self) -> Tensor | None:
+        """int64 (T,) on the CPU with ``rank_order[index]`` = raster; None when already so."""
+        order = self.order()
+        return None if order is None else order.argsort()
+
+    @abstractmethod
+    def frame_of(self, rank: int, tokens_per_frame: int | None = None) -> Tensor:
+        """Frame number of each local token, int64 (t,): the row of a per-frame modulation table."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """A few words for logs: "flat", "tiles 2x2"."""
+
+    def _check(self, tensor: Tensor, dim: int) -> None:
+        if tensor.size(dim) != self.tokens:
+            raise ValueError(
+                f"dim {dim} of a tensor of shape {tuple(tensor.shape)} has {tensor.size(dim)} entries, "
+                f"but this layout ({self.describe()} over {self.world_size} ranks) has {self.tokens} tokens"
+            )
+
+
+@dataclass(frozen=True)
+class FlatLayout(SequenceLayout):
+    """Contiguous shards of ceil/floor size of a sequence of any kind."""
+
+    tokens: int
+    world_size: int
+
+    def __post_init__(self) -> None:
+        shard_sizes(self.tokens, self.world_size)  # refuses what cannot be sharded
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:  # type: ignore[override]
+        return shard_sizes(self.tokens, self.world_size)
+
+    def indices(self, rank: int) -> slice:
+        return slice(*shard_range(self.tokens, self.world_size, rank))
+
+    def shard(self, tensor: Tensor, rank: int, dim: int = 1) -> Tensor:
+        self._check(tensor, dim)
+        start, stop = shard_range(self.tokens, self.world_size, rank)
+        return _owned(tensor.narrow(dim, start, stop - start))
+
+    def restore(self, gathered: Tensor, dim: int = 1) -> Tensor:
+        self._check(gathered, dim)
+        return gathered
+
+    def order(self) -> None:
+        return None
+
+    def frame_of(self, rank: int, tokens_per_frame: int | None = None) -> Tensor:
+        """As in the base class; a flat layout has to be told ``tokens_per_frame``."""
+        if not tokens_per_frame:
+            raise ValueError("a flat layout knows no frames: pass tokens_per_frame")
+        return torch.arange(*shard_range(self.tokens, self.world_size, rank)) // tokens_per_frame
+
+    def describe(self) -> str:
+        return "flat"
+
+
+@dataclass(frozen=True)
+class TileLayout(SequenceLayout):
+    """Rectangles of a (F, H, W) token grid, all frames on every rank.
+
+    Per-frame modulation, conditioning frames and sparse 3-D tiles stay local. ``prefix``
+    and ``suffix`` tokens lie before and after the grid (reference or guide tokens) and are
+    sharded flat. Local order: own prefix tokens, own tile, own suffix tokens.
+
+    Source: LongCat-Video (even tiles only).
+    """
+
+    grid: tuple[int, int, int]
+    split: tuple[int, int]
+    prefix: int = 0
+    suffix: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.grid) < 1:
+            raise ValueError(f"cannot tile a token grid of {' x '.join(map(str, self.grid))} (frames, height, width)")
+        if min(self.split) < 1:
+            raise ValueError(f"a split needs at least one band and one column, got {self.split[0]} x {self.split[1]}")
+        if self.prefix < 0 or self.suffix < 0:
+            raise ValueError(f"prefix and suffix token counts cannot be negative, got {self.prefix} and {self.suffix}")
+
+    @property
+    def tokens(self) -> int:  # type: ignore[override]
+        return self.prefix + self.grid_tokens + self.suffix
+
+    @property
+    def world_size(self) -> int:  # type: ignore[override]
+        return self.split[0] * self.split[1]
+
+    @property
+    def grid_tokens(self) -> int:
+        frames, height, width = self.grid
+        return frames * height * width
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:  # type: ignore[override]
+        extra = zip(shard_sizes(self.prefix, self.world_size), shard_sizes(self.suffix, self.world_size), strict=True)
+        return tuple(
+            before + self.grid[0] * self.tile(rank).area + after
+            for rank, (before, after) in zip(range(self.world_size), extra, strict=True)
+        )
+
+    def tile(self, rank: int) -> Tile:
+        """Rows and columns of every frame that ``rank`` owns."""
+        return tile_of(self.grid[1:], self.split, rank)
+
+    def local_grid(self, rank: int) -> tuple[int, int, int]:
+        """(F, h, w) of ``rank``'s tile; h * w are its tokens a frame."""
+        tile = self.tile(rank)
+        return self.grid[0], tile.height, tile.width
+
+    def indices(self, rank: int) -> Tensor:
+        prefix, suffix = self._extra(rank)
+        after = self.prefix + self.grid_tokens
+        return torch.cat(
+            [
+                torch.arange(*prefix),
+                tile_indices(self.grid, self.split, rank) + self.prefix,
+                torch.arange(*suffix) + after,
+            ]
+        )
+
+    def shard(self, tensor: Tensor, rank: int, dim: int = 1) -> Tensor:
+        self._check(tensor, dim)
+        dim %= tensor.dim()
+        views = self._views(tensor, rank, dim)
+        parts = [view.flatten(dim, dim + view.dim() - tensor.dim()) for view in views]
+        return _owned(parts[0]) if len(parts) == 1 else torch.cat(parts, dim)
+
+    def restore(self, gathered: Tensor, dim: int = 1) -> Tensor:
+        self._check(gathered, dim)
+        if self._order is None:
+            return gathered
+        dim %= gathered.dim()
+        # strided writes instead of an index: no index tensor has to follow the data to its device
+        raster = torch.empty_like(gathered, memory_format=torch.contiguous_format)
+        start = 0
+        for rank in range(self.world_size):
+            for view in self._views(raster, rank, dim):
+                count = view.shape[dim : dim + 1 + view.dim() - raster.dim()].numel()
+                view.copy_(gathered.narrow(dim, start, count).reshape(view.shape))
+                start += count
+        return raster
+
+    def order(self) -> Tensor | None:
+        return self._order
+
+    def frame_of(self, rank: int, tokens_per_frame: int | None = None) -> Tensor:
+        """As in the base class; below 0 for prefix tokens, F and above for suffix tokens."""
+        return (self.indices(rank) - self.prefix) // (tokens_per_frame or self.grid[1] * self.grid[2])
+
+    def describe(self) -> str:
+        return f"tiles {self.split[0]}x{self.split[1]}"
+
+    @cached_property
+    def _order(self) -> Tensor | None:
+        order = torch.cat([self.indices(rank) for rank in range(self.world_size)])
+        return None if torch.equal(order, torch.arange(self.tokens)) else order
+
+    def _extra(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Half-open ranges of the rank's prefix tokens and of its suffix tokens."""
+        return shard_range(self.prefix, self.world_size, rank), shard_range(self.suffix, self.world_size, rank)
+
+    def _views(self, tensor: Tensor, rank: int, dim: int) -> list[Tensor]:
+        """The rank's parts as views of ``tensor``: (..., t, ...) or, of the grid, (..., F, h, w, ...)."""
+        tile, (before, after) = self.tile(rank), self._extra(rank)
+        grid = tensor.narrow(dim, self.prefix, self.grid_tokens).unflatten(dim, self.grid)
+        rectangle = grid.narrow(dim + 1, tile.top, tile.height).narrow(dim + 2, tile.left, tile.width)
+        views = [tensor.narrow(dim, before[0], before[1] - before[0])] if self.prefix else []
+        views.append(rectangle)
+        if self.suffix:
+            views.append(tensor.narrow(dim, self.prefix + self.grid_tokens + after[0], after[1] - after[0]))
+        return views
+
+
+def _owned(view: Tensor) -> Tensor:
+    return view.clone(memory_format=torch.contiguous_format)
