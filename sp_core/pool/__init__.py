@@ -1,0 +1,1 @@
+"""Worker processes, the control plane to them, and what keeps both honest."""

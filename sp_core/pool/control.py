@@ -1,0 +1,53 @@
+"""Control plane: a gloo group of the coordinator (rank 0) and the workers (rank r + 1).
+
+The group is made from its class, not through ``init_process_group``: the UI process's
+default group belongs to whoever wants it. Rendezvous is a file in the pool's private
+directory and the sockets are loopback ones, so nothing is reachable from outside.
+Frames are five int64; what they announce lies in the sender's :class:`SharedArena`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+# liveness is watched by process and by progress, never by a socket's clock
+_FOREVER = timedelta(days=365)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One message: what it is, for which request, and where its body lies in the sender's arena."""
+
+    op: int
+    request: int
+    header_bytes: int = 0
+    total_bytes: int = 0
+    extra: int = 0
+
+
+class ControlGroup:
+    """Point-to-point frames over loopback gloo."""
+
+    def __init__(self, directory: Path, rank: int, size: int, connect_timeout_s: float) -> None:
+        store = dist.FileStore(str(directory / "control"), size)
+        store.set_timeout(timedelta(seconds=connect_timeout_s))
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=connect_timeout_s)
+        self.rank, self.size = rank, size
+        self._group = dist.ProcessGroupGloo(store, rank, size, options)
+        self._group._set_default_timeout(_FOREVER)
+
+    def send(self, to: int, frame: Frame) -> None:
+        self._group.send([torch.tensor(astuple(frame), dtype=torch.int64)], to, 0).wait(_FOREVER)
+
+    def receive(self, source: int) -> Frame:
+        """Blocks; raises RuntimeError when the peer is gone."""
+        words = torch.zeros(5, dtype=torch.int64)
+        self._group.recv([words], source, 0).wait(_FOREVER)
+        return Frame(*map(int, words))

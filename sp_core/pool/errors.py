@@ -1,0 +1,56 @@
+"""What can go wrong in the pool, as sentences for a person."""
+
+from __future__ import annotations
+
+
+class SPError(RuntimeError):
+    """An error whose text can be shown to the user as it is."""
+
+
+class WireError(SPError):
+    """A value cannot cross the wire, or a message from it is malformed."""
+
+
+class WorkerFailed(SPError):
+    """A worker answered a request with an exception of its own."""
+
+    def __init__(self, rank: int, message: str, kind: str = "") -> None:
+        super().__init__(f"Rank {rank} failed: {message}")
+        self.rank, self.kind = rank, kind
+
+
+class WorkerDied(SPError):
+    """A worker process ended while it was needed."""
+
+    def __init__(self, rank: int, how: str, log_file: str) -> None:
+        super().__init__(
+            f"The worker of rank {rank} ended unexpectedly ({how}). The next prompt starts a new pool; "
+            f"what the worker last said is in {log_file}"
+        )
+        self.rank = rank
+
+
+class WorkerTimeout(SPError):
+    """A worker made no progress for longer than SP_TIMEOUT_S."""
+
+    def __init__(self, ranks: list[int], seconds: float, doing: str) -> None:
+        named = ", ".join(map(str, ranks))
+        super().__init__(
+            f"Rank {named} made no progress for {seconds:.0f} s while {doing}. The pool was stopped and the next prompt "
+            "starts a new one; if your disk or link is that slow, raise SP_TIMEOUT_S"
+        )
+        self.ranks = ranks
+
+
+class Cancelled(SPError):
+    """The request was stopped between two blocks because the user cancelled it."""
+
+    def __init__(self) -> None:
+        super().__init__("Cancelled")
+
+
+class PeerFailed(SPError):
+    """This rank stopped waiting because another one failed; the other one's error is the one to show."""
+
+    def __init__(self) -> None:
+        super().__init__("stopped because another rank failed")

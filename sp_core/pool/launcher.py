@@ -1,0 +1,163 @@
+"""Starts the worker processes and a private directory for them; ends both.
+
+Processes, log files and the console's rank prefix are torch's own
+(``torch.distributed.elastic.multiprocessing``). A worker leaves when the process that
+started it is gone, see :mod:`.worker`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, Std, start_processes
+
+from .devices import WorkerDevice, visible_devices_environment
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "comfyui-sp-"
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """What the workers run: ``module:Class`` and its options (JSON), and a function to call before torch is imported."""
+
+    target: str
+    options: dict[str, Any] = field(default_factory=dict)
+    prelude: str | None = None
+
+
+class Workers:
+    """The worker processes of one pool."""
+
+    def __init__(self, devices: Sequence[WorkerDevice], service: ServiceSpec) -> None:
+        self.devices = tuple(devices)
+        remove_stale_directories()
+        # mkdtemp makes it 0700
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self._context: PContext | None = None
+        self._spec = service
+
+    def start(self, *, board: str, requests: str, replies: list[str]) -> None:
+        """Start one process a device; the arguments are paths of shared arenas."""
+        config = {
+            "service": self._spec.target,
+            "service_options": self._spec.options,
+            "prelude": self._spec.prelude,
+            "devices": [[device.kind, device.index] for device in self.devices],
+            "directory": str(self.directory),
+            "board": board,
+            "requests": requests,
+            "replies": replies,
+            "parent": os.getpid(),
+            "log_level": os.environ.get("SP_LOG_LEVEL", "INFO"),
+        }
+        config_path = self.directory / "config.json"
+        config_path.write_text(json.dumps(config))
+        bootstrap = Path(__file__).with_name("bootstrap.py")
+        ranks = range(len(self.devices))
+        self._context = start_processes(
+            name="sp",
+            entrypoint=sys.executable,
+            args={rank: ("-u", str(bootstrap), str(config_path), str(rank)) for rank in ranks},
+            envs={rank: self._environment(rank) for rank in ranks},
+            logs_specs=DefaultLogsSpecs(log_dir=str(self.directory / "logs"), redirects=Std.ALL, tee=Std.ALL),
+            log_line_prefixes={rank: f"[SP rank {rank}] " for rank in ranks},
+        )
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        device = self.devices[rank]
+        environment = {
+            # one machine: sockets of the data plane stay on the loopback interface too
+            "GLOO_SOCKET_IFNAME": _loopback_interface(),
+            "NCCL_SOCKET_IFNAME": _loopback_interface(),
+            "TP_SOCKET_IFNAME": _loopback_interface(),
+            "PYTHONUNBUFFERED": "1",
+            **visible_devices_environment(device),
+        }
+        if device.kind == "cpu":
+            threads = max(1, (os.cpu_count() or 1) // len(self.devices))
+            environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        return environment
+
+    def log_file(self, rank: int) -> str:
+        if self._context is None:
+            return str(self.directory / "logs")
+        return self._context.stderrs[rank]
+
+    def last_words(self, rank: int, lines: int = 1) -> str:
+        """The end of what the rank wrote to its error stream."""
+        with contextlib.suppress(OSError):
+            written = Path(self.log_file(rank)).read_text(errors="replace").strip().splitlines()
+            return "\n".join(line for line in written[-lines:])
+        return ""
+
+    def keep_log(self, rank: int) -> str:
+        """Copy the rank's log out of the private directory, which goes away with the pool; returns where."""
+        kept = Path(tempfile.gettempdir()) / f"comfyui-sp-rank{rank}.log"
+        try:
+            descriptor = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(Path(self.log_file(rank)).read_text(errors="replace"))
+        except OSError:
+            return self.log_file(rank)
+        return str(kept)
+
+    def pids(self) -> list[int]:
+        return list(self._context.pids().values()) if self._context else []
+
+    def exit_codes(self) -> dict[int, int]:
+        """Exit code of every rank that has ended."""
+        if self._context is None:
+            return {}
+        handlers = self._context.subprocess_handlers  # type: ignore[attr-defined]
+        return {rank: code for rank, handler in handlers.items() if (code := handler.proc.poll()) is not None}
+
+    def stop(self, grace_s: float) -> None:
+        """Wait ``grace_s`` for the workers to leave by themselves, then kill what is left of them."""
+        if self._context is not None:
+            deadline = time.monotonic() + grace_s
+            while len(self.exit_codes()) < len(self.devices) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            for pid in self.pids():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+            self._context.close(death_sig=signal.SIGKILL, timeout=5)
+            self._context = None
+
+    def remove_directory(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _loopback_interface() -> str:
+    return "lo0" if sys.platform == "darwin" else "lo"
+
+
+def remove_stale_directories() -> None:
+    """Remove directories of pools whose process is gone (it was killed)."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        with contextlib.suppress(ValueError, OSError):
+            if path.stat().st_uid == os.getuid() and not _alive(int(path.name.removeprefix(_PREFIX).split("-")[0])):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

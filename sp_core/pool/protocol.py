@@ -1,0 +1,22 @@
+"""Numbers that the coordinator and the workers agree on."""
+
+from enum import IntEnum
+
+#: a worker has this long to join the control group after its process started
+CONNECT_TIMEOUT_S = 180.0
+
+
+class Op(IntEnum):
+    """Frames to a worker."""
+
+    REQUEST = 1
+    SHUTDOWN = 2
+
+
+class Status(IntEnum):
+    """Frames from a worker."""
+
+    READY = 1
+    DONE = 2
+    FAILED = 3
+    CANCELLED = 4

@@ -1,0 +1,58 @@
+"""Which tensors the workers already hold.
+
+Conditioning is the same tensor content step after step, but the host rebuilds the tensor
+each time. What was sent is kept and compared by value: 1 MB compares in well under a
+millisecond, and a value that changed in place can never be mistaken for the old one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: values kept for one place of the request: cond and uncond of two stages, with room
+PER_PATH = 8
+#: smaller tensors are not worth a name
+SMALLEST = 1024
+
+
+@dataclass
+class SentTensors:
+    """Remembers sent values by their place in the request."""
+
+    _by_path: dict[str, OrderedDict[int, Tensor]] = field(default_factory=dict)
+    _next: int = 1
+    _forgotten: list[int] = field(default_factory=list)
+
+    def entry(self, path: str, tensor: Tensor) -> dict[str, Any]:
+        """Table entry for :func:`wire.pack`: a reference if the workers hold this value, else a name to keep it under."""
+        if tensor.numel() * tensor.element_size() < SMALLEST:
+            return {}
+        known = self._by_path.setdefault(path, OrderedDict())
+        for name, value in reversed(known.items()):
+            if _same(value, tensor):
+                known.move_to_end(name)
+                return {"cached": name}
+        name, self._next = self._next, self._next + 1
+        known[name] = tensor.detach().clone()
+        if len(known) > PER_PATH:
+            self._forgotten.append(known.popitem(last=False)[0])
+        return {"store": name}
+
+    def forget_all(self) -> None:
+        """Let go of everything; the next request tells the workers."""
+        for known in self._by_path.values():
+            self._forgotten += known
+        self._by_path.clear()
+
+    def take_forgotten(self) -> list[int]:
+        forgotten, self._forgotten = self._forgotten, []
+        return forgotten
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.device == b.device and torch.equal(a, b)

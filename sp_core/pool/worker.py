@@ -1,0 +1,175 @@
+"""The worker process: joins the groups, then answers one request after another.
+
+A worker leaves when the coordinator says so, when the control group breaks, or when the
+process that started it is gone, whatever it is doing at that moment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from . import wire
+from .arena import SharedArena
+from .board import Board, Phase
+from .control import ControlGroup, Frame
+from .errors import Cancelled, PeerFailed
+from .protocol import CONNECT_TIMEOUT_S, Op, Status
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class WorkerContext:
+    """What a service knows of the pool that it runs in."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    board: Board
+    directory: Path
+    request: int = 0
+
+    def show(self, phase: Phase, block: int = 0, blocks: int = 0) -> None:
+        self.board.show(self.rank, phase, block, blocks)
+
+    def enter_block(self, block: int, blocks: int) -> None:
+        """Between two blocks: show progress; raises Cancelled on every rank at the same block."""
+        self.show(Phase.COMPUTING, block, blocks)
+        self.board.enter_block(self.rank, self.request, block)
+
+    def should_abort(self) -> str | None:
+        """What a wait for a peer should raise, if it should end."""
+        return str(PeerFailed()) if self.board.aborted(self.request) else None
+
+
+class Service(Protocol):
+    """What a worker does with requests. ``handle`` runs on every rank; rank 0's value is the reply."""
+
+    def __init__(self, context: WorkerContext, options: dict[str, Any]) -> None: ...
+
+    def handle(self, operation: str, body: Any) -> Any: ...
+
+
+def run(config: dict[str, Any], rank: int) -> None:
+    """Life of a worker process."""
+    _leave_with(config["parent"])
+    logging.basicConfig(level=config["log_level"], format="%(message)s", stream=sys.stderr)
+    world_size = len(config["devices"])
+    kind = config["devices"][rank][0]
+    device = torch.device("cpu") if kind == "cpu" else torch.device(kind, 0)
+    if kind == "cpu":
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    else:
+        torch.accelerator.set_device_index(0)
+    directory = Path(config["directory"])
+    board_arena = SharedArena.attach(config["board"])
+    context = WorkerContext(rank, world_size, device, Board(board_arena, world_size), directory)
+    control = ControlGroup(directory, rank + 1, world_size + 1, CONNECT_TIMEOUT_S)
+    requests = SharedArena.attach(config["requests"])
+    replies = SharedArena.attach(config["replies"][rank])
+    control.send(0, Frame(Status.READY, 0))
+    _Worker(context, control, requests, replies, lambda: _make_service(config, context)).serve()
+
+
+def _make_service(config: dict[str, Any], context: WorkerContext) -> Service:
+    context.show(Phase.STARTING)
+    dist.init_process_group(
+        backend={"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}[context.device.type],
+        store=dist.FileStore(str(context.directory / "data"), context.world_size),
+        rank=context.rank,
+        world_size=context.world_size,
+        # the coordinator watches progress and stops the pool; this clock is only a last resort
+        timeout=timedelta(hours=12),
+    )
+    module, name = config["service"].split(":")
+    return getattr(importlib.import_module(module), name)(context, config["service_options"])
+
+
+class _Worker:
+    def __init__(
+        self, context: WorkerContext, control: ControlGroup, requests: SharedArena, replies: SharedArena, make: Callable[[], Service]
+    ) -> None:
+        self.context, self.control, self.requests, self.replies = context, control, requests, replies
+        self._make = make
+        self._service: Service | None = None
+        self._stored: dict[int, torch.Tensor] = {}
+
+    def serve(self) -> None:
+        while True:
+            try:
+                frame = self.control.receive(0)
+            except RuntimeError:
+                os._exit(0)  # the coordinator is gone
+            if frame.op == Op.SHUTDOWN:
+                _leave()
+            self.context.request = frame.request
+            reply, status = self._answer(frame)
+            self.context.show(Phase.IDLE)
+            _send(self.control, self.replies, Frame(status, frame.request), reply)
+
+    def _answer(self, frame: Frame) -> tuple[Any, Status]:
+        try:
+            with torch.inference_mode():
+                if self._service is None:
+                    self._service = self._make()
+                buffer = self.requests.buffer(frame.total_bytes)
+                operation, body, forget = wire.unpack(buffer, frame.header_bytes, self.context.device, self._stored)
+                for name in forget:
+                    self._stored.pop(name, None)
+                value = self._service.handle(operation, body)
+            return (value if self.context.rank == 0 else None), Status.DONE
+        except Cancelled:
+            return None, Status.CANCELLED
+        except BaseException as error:
+            log.error("request %d failed:\n%s", frame.request, traceback.format_exc())
+            return {"message": _sentence(error), "kind": type(error).__name__}, Status.FAILED
+
+
+def _sentence(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError):
+        text = f"out of memory on its device ({text.splitlines()[0]})"
+    elif isinstance(error, MemoryError):
+        text = "out of memory"
+    return text
+
+
+def _send(control: ControlGroup, arena: SharedArena, frame: Frame, body: Any) -> None:
+    encoded = wire.encode(body)
+    header, offsets, total = wire.pack(encoded.tree, [{} for _ in encoded.tensors], encoded.tensors)
+    arena.reserve(total)
+    wire.write(arena.buffer(total), header, offsets, encoded.tensors)
+    control.send(0, Frame(frame.op, frame.request, len(header), total))
+
+
+def _leave() -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # skip interpreter teardown: nothing is left to save, and threads of the host may still run
+    os._exit(0)
+
+
+def _leave_with(parent: int) -> None:
+    """Leave as soon as the process that started this one is gone, even in the middle of a step."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="sp-parent-watch", daemon=True).start()

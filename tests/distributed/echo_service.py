@@ -1,0 +1,48 @@
+"""A service for pool tests: answers, fails, stalls and counts blocks on request."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class EchoService:
+    def __init__(self, context: Any, options: dict[str, Any]) -> None:
+        self.context, self.options = context, options
+
+    def handle(self, operation: str, body: Any) -> Any:
+        rank = self.context.rank
+        if operation == "echo":
+            return body
+        if operation == "sum":
+            total = torch.tensor([float(rank + 1)])
+            dist.all_reduce(total)
+            return total
+        if operation == "fail":
+            if rank in body["ranks"]:
+                raise ValueError(f"told to fail on rank {rank}")
+            if body.get("wait"):
+                dist.barrier()
+            return None
+        if operation == "die":
+            if rank == body:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.barrier()
+        if operation == "stall":
+            time.sleep(body[1] if rank == body[0] else 0)
+            return None
+        if operation == "blocks":
+            for block in range(body["blocks"]):
+                self.context.enter_block(block, body["blocks"])
+                if rank == 0:
+                    self.last = block
+                time.sleep(body["seconds"])
+                # a rank that ran ahead or stopped early would hang here
+                dist.barrier()
+            return "finished"
+        raise KeyError(operation)
