@@ -1,0 +1,41 @@
+"""Who shares which axis: the reference's rank tables, and the three-axis order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sp_core.mesh import axis_members
+
+VECTORS = json.loads((Path(__file__).parents[1] / "fixtures" / "longcat_vectors.json").read_text())
+
+
+@pytest.mark.parametrize("name", VECTORS["mesh"])
+def test_two_axes_are_the_references(name: str) -> None:
+    world_size, cp = (int(part.lstrip("worldcp")) for part in name.split("_"))
+    for vector in VECTORS["mesh"][name]:
+        members = axis_members((world_size // cp, 1, cp), vector["rank"])
+        assert members["sp"] == members["ulysses"] == tuple(vector["cp_ranks"])
+        assert members["dp"] == tuple(vector["dp_ranks"])
+        assert members["sp"].index(vector["rank"]) == vector["cp_rank"]
+        assert members["dp"].index(vector["rank"]) == vector["dp_rank"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank", "dp", "ring", "ulysses", "sp"),
+    [
+        ((1, 1, 1), 0, (0,), (0,), (0,), (0,)),
+        ((2, 2, 2), 5, (1, 5), (5, 7), (4, 5), (4, 5, 6, 7)),
+        ((2, 3, 1), 4, (1, 4), (3, 4, 5), (4,), (3, 4, 5)),
+        ((1, 2, 4), 6, (6,), (2, 6), (4, 5, 6, 7), tuple(range(8))),
+    ],
+)
+def test_three_axes(shape: tuple[int, int, int], rank: int, dp: tuple, ring: tuple, ulysses: tuple, sp: tuple) -> None:
+    assert axis_members(shape, rank) == {"dp": dp, "ring": ring, "ulysses": ulysses, "sp": sp}
+
+
+def test_a_rank_outside_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank 4 is outside a mesh of dp 2 x ring 1 x Ulysses 2"):
+        axis_members((2, 1, 2), 4)
