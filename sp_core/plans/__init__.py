@@ -1,0 +1,32 @@
+"""Sequence plans: how each architecture is cut over the ranks, and the engine that does it."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .engine import Engine
+from .ltx import LTXAV, LTXV
+from .plan import Attention, NoPlan, SequencePlan, Site
+from .run import Escaped
+from .wan import WAN
+
+PLANS: dict[str, SequencePlan] = {plan.architecture: plan for plan in (WAN, LTXV, LTXAV)}
+
+
+def plan_named(architecture: str) -> SequencePlan:
+    """The plan of a class name.
+
+    Raises:
+        NoPlan: there is none.
+    """
+    if architecture not in PLANS:
+        raise NoPlan(architecture, sorted(PLANS))
+    return PLANS[architecture]
+
+
+def plan_for(model: nn.Module) -> SequencePlan:
+    """The plan of a diffusion model. Subclasses have forwards of their own, so only the class itself counts."""
+    return plan_named(type(model).__name__)
+
+
+__all__ = ["PLANS", "Attention", "Engine", "Escaped", "NoPlan", "SequencePlan", "Site", "plan_for", "plan_named"]

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
+from ..errors import SPError
 from . import wire
 from .arena import SharedArena
 from .board import Board
 from .control import ControlGroup, Frame
 from .devices import WorkerDevice
-from .errors import Cancelled, SPError, WorkerDied, WorkerFailed, WorkerTimeout
+from .errors import Cancelled, WorkerDied, WorkerFailed, WorkerTimeout
 from .launcher import ServiceSpec, Workers
 from .protocol import CONNECT_TIMEOUT_S, Op, Status
 from .sent import SentTensors
@@ -87,9 +88,7 @@ class Pool:
         started = time.monotonic()
         log.info("starting %d workers: %s", self.world_size, ", ".join(map(str, self.devices)))
         try:
-            self.workers.start(
-                board=self._board_arena.path, requests=self._requests.path, replies=[arena.path for arena in self._replies]
-            )
+            self.workers.start(board=self._board_arena.path, requests=self._requests.path, replies=[arena.path for arena in self._replies])
             threading.Thread(target=self._join, name="sp-join", daemon=True).start()
             waiting = set(range(self.world_size))
             while waiting:
@@ -143,13 +142,23 @@ class Pool:
 
     # -- calls -------------------------------------------------------------------
 
-    def call(self, operation: str, body: Any, *, device: torch.device | None = None, doing: str = "", watch: Watch | None = None) -> Any:
+    def call(
+        self,
+        operation: str,
+        body: Any,
+        *,
+        device: torch.device | None = None,
+        doing: str = "",
+        watch: Watch | None = None,
+        volatile: tuple[str, ...] = (),
+    ) -> Any:
         """Ask every worker and return rank 0's value, tensors on ``device`` (default CPU).
 
         Args:
             operation: passed to the service.
             body: a tree of plain values and tensors.
             doing: what a time-out message says the ranks were doing.
+            volatile: places in the body whose tensors are new each time, so not worth remembering.
             watch: called about twenty times a second; true asks for a cancel.
 
         Raises:
@@ -163,7 +172,7 @@ class Pool:
                 raise SPError("the workers are not running")
             started = time.perf_counter()
             self._request += 1
-            frame = self._put(self._request, [operation, body])
+            frame = self._put(self._request, [operation, body], volatile)
             try:
                 for rank in range(self.world_size):
                     self._send(rank, frame)
@@ -178,9 +187,12 @@ class Pool:
         """A sampling run is over: its conditioning need not be kept."""
         self._sent.forget_all()
 
-    def _put(self, request: int, message: list[Any]) -> Frame:
+    def _put(self, request: int, message: list[Any], volatile: tuple[str, ...]) -> Frame:
         encoded = wire.encode(message)
-        entries = [self._sent.entry(path, tensor) for path, tensor in zip(encoded.paths, encoded.tensors, strict=True)]
+        entries = [
+            {} if path.removeprefix("1.").startswith(volatile) else self._sent.entry(path, tensor)
+            for path, tensor in zip(encoded.paths, encoded.tensors, strict=True)
+        ]
         forget = wire.encode(self._sent.take_forgotten()).tree
         encoded.tree["list"].append(forget)
         fresh = [tensor for entry, tensor in zip(entries, encoded.tensors, strict=True) if "cached" not in entry]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-
-class SPError(RuntimeError):
-    """An error whose text can be shown to the user as it is."""
+from ..errors import SPError
 
 
 class WireError(SPError):

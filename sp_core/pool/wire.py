@@ -186,9 +186,7 @@ def pack(tree: Any, entries: list[dict[str, Any]], tensors: list[Tensor]) -> tup
     return header, offsets, at
 
 
-def unpack(
-    buffer: Tensor, header_bytes: int, device: torch.device, store: dict[int, Tensor] | None = None, copy: bool = True
-) -> Any:
+def unpack(buffer: Tensor, header_bytes: int, device: torch.device, store: dict[int, Tensor] | None = None, copy: bool = True) -> Any:
     """Read a message from ``buffer`` (uint8, CPU). Tensors land on ``device``.
 
     ``store`` keeps the tensors that the sender named; later messages refer to them.
@@ -211,9 +209,7 @@ def unpack(
     return decode(tree, tensors, device)
 
 
-def _read(
-    entry: Any, buffer: Tensor, start: int, device: torch.device, store: dict[int, Tensor] | None, copy: bool
-) -> Tensor:
+def _read(entry: Any, buffer: Tensor, start: int, device: torch.device, store: dict[int, Tensor] | None, copy: bool) -> Tensor:
     if not isinstance(entry, dict):
         raise WireError("malformed message: a tensor entry that is none")
     if "cached" in entry:
@@ -245,5 +241,3 @@ def write(buffer: Tensor, header: bytes, offsets: list[int], tensors: list[Tenso
         size = nbytes(tensor)
         if size:
             buffer[offset : offset + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-
-

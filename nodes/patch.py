@@ -1,0 +1,42 @@
+"""SP Model Patch: MODEL in, MODEL out, computing on all devices."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from sp_core.host.entry import check_devices, patch_model
+
+
+class SPModelPatch(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="SPModelPatch",
+            display_name="SP Model Patch",
+            category="advanced/multi-gpu",
+            description=(
+                "Runs the model on several devices at once: each holds the whole model and works on a part of the video's "
+                "tokens. The result is the one that a single device gives. Place it behind everything that changes the "
+                "model (loaders, LoRAs, shifts, attention patches) and before the sampler or guider."
+            ),
+            search_aliases=["multi gpu", "sequence parallel", "ulysses", "multiple gpus"],
+            inputs=[
+                io.Model.Input("model", tooltip="A video diffusion transformer: Wan 2.1 / 2.2, LTX-Video, LTX-2."),
+                io.String.Input(
+                    "devices",
+                    default="auto",
+                    tooltip="auto: all accelerators that ComfyUI sees. 0,1,3: these. cpu:4: four CPU workers (for tests). "
+                    "With one device the model is returned unchanged.",
+                ),
+            ],
+            outputs=[io.Model.Output(tooltip="The same model; use it with any sampler or guider.")],
+            hidden=[io.Hidden.dynprompt, io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def validate_inputs(cls, devices: str) -> bool | str:
+        return check_devices(devices)
+
+    @classmethod
+    def execute(cls, model, devices: str) -> io.NodeOutput:
+        return io.NodeOutput(patch_model(model, devices, cls.hidden.dynprompt, cls.hidden.unique_id))

@@ -1,0 +1,180 @@
+"""What differs between host versions, in one place.
+
+Supported: ComfyUI 0.20.1 to 0.33. Each function names what it relies on; a host that
+changed it fails the test of this module with a readable message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import sys
+import threading
+from typing import Any
+
+
+def host_root() -> str:
+    """Folder of the running ComfyUI."""
+    import folder_paths
+
+    return os.path.dirname(os.path.abspath(folder_paths.__file__))
+
+
+def version() -> str:
+    import comfyui_version
+
+    return comfyui_version.__version__
+
+
+def import_main() -> None:
+    """Import the host's ``main`` for what it sets up while being imported."""
+    import logging
+
+    class _TorchFirst(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            return "Torch already imported" not in record.getMessage()
+
+    drop = _TorchFirst()
+    logging.getLogger().addFilter(drop)
+    try:
+        import main  # noqa: F401
+    finally:
+        logging.getLogger().removeFilter(drop)
+
+
+def make_executor(server: Any) -> Any:
+    """A ``PromptExecutor`` with the classic cache: keeps what the current graph names, drops the rest."""
+    import execution
+
+    parameters = inspect.signature(execution.PromptExecutor.__init__).parameters
+    kwargs: dict[str, Any] = {"cache_type": execution.CacheType.CLASSIC}
+    if "cache_args" in parameters:
+        kwargs["cache_args"] = {"lru": 0, "ram": 0.0, "ram_inactive": 0.0}
+    return execution.PromptExecutor(server, **kwargs)
+
+
+def cached_outputs(executor: Any, node_id: str) -> list[list[Any]] | None:
+    """Outputs of a node that the executor ran (``caches.outputs.get``), slot by slot."""
+    entry = executor.caches.outputs.get(node_id)
+    if inspect.isawaitable(entry):
+        entry = run_async(entry)
+    return None if entry is None else entry.outputs
+
+
+def run_async(awaitable: Any) -> Any:
+    """Run a coroutine to its end, also when this thread already has a running loop."""
+
+    async def wait() -> Any:
+        return await awaitable
+
+    result: list[Any] = []
+    failure: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            result.append(asyncio.run(wait()))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=target, name="sp-async")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def node_catalogue() -> dict[str, tuple[str, str]]:
+    """Where every registered node class comes from: class type -> (module parent, path).
+
+    Relies on ``RELATIVE_PYTHON_MODULE`` and ``nodes.LOADED_MODULE_DIRS``.
+    """
+    import nodes
+
+    root = host_root()
+    catalogue: dict[str, tuple[str, str]] = {}
+    for class_type, node in nodes.NODE_CLASS_MAPPINGS.items():
+        module = getattr(node, "RELATIVE_PYTHON_MODULE", "nodes")
+        parent, _, name = module.partition(".")
+        if parent in ("comfy_extras", "comfy_api_nodes"):
+            path = os.path.join(root, parent, f"{name}.py")
+        elif parent == "custom_nodes":
+            path = _custom_node_path(name)
+        else:
+            continue  # the host's own nodes.py is always there
+        if path:
+            catalogue[class_type] = (parent, path)
+    return catalogue
+
+
+def _custom_node_path(name: str) -> str | None:
+    import folder_paths
+
+    for folder in folder_paths.get_folder_paths("custom_nodes"):
+        for candidate in (os.path.join(folder, name), os.path.join(folder, f"{name}.py")):
+            if os.path.exists(candidate):
+                return candidate
+    return None
+
+
+def load_node_pack(path: str, parent: str) -> bool:
+    """Load one node pack, its pre-start script first, as the host would (``nodes.load_custom_node``)."""
+    import nodes
+
+    if parent == "custom_nodes":
+        comfy_folder = os.path.join(host_root(), "comfy")
+        if comfy_folder not in sys.path:
+            # the host does this before it loads custom nodes, and some rely on it
+            sys.path.insert(1, comfy_folder)
+        script = os.path.join(path, "prestartup_script.py")
+        if os.path.exists(script):
+            _run_script(script)
+    return bool(run_async(nodes.load_custom_node(path, module_parent=parent)))
+
+
+def _run_script(path: str) -> None:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location(os.path.splitext(path)[0], path)
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def executing_node() -> tuple[str | None, str | None]:
+    """(node id, class type) of the node that runs in this thread, where the host tells."""
+    try:
+        from comfy_execution.utils import get_executing_context
+
+        context = get_executing_context()
+        node_id = context.node_id if context is not None else None
+    except ImportError:
+        return None, None
+    if node_id is None:
+        return None, None
+    return node_id, _class_type(node_id)
+
+
+def _class_type(node_id: str) -> str | None:
+    try:
+        from comfy_execution.progress import get_progress_state
+
+        dynprompt = get_progress_state().dynprompt
+        return dynprompt.get_node(node_id)["class_type"] if dynprompt.has_node(node_id) else None
+    except (ImportError, AttributeError, KeyError):
+        return None
+
+
+def interrupted() -> bool:
+    """The user pressed Cancel and the host has not yet acted on it."""
+    import comfy.model_management
+
+    return bool(comfy.model_management.processing_interrupted())
+
+
+def raise_interrupt() -> None:
+    """What the host raises for a cancel; also takes the request back."""
+    import comfy.model_management
+
+    comfy.model_management.throw_exception_if_processing_interrupted()
+    raise comfy.model_management.InterruptProcessingException

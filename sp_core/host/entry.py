@@ -1,0 +1,66 @@
+"""What the nodes call."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..errors import SPError
+from ..pool.devices import WorkerDevice, accelerators, parse_devices
+from .recipe import trace
+
+log = logging.getLogger(__name__)
+
+
+def check_devices(devices: str) -> bool | str:
+    """True, or why the string names no devices that exist."""
+    try:
+        parse_devices(devices, *accelerators())
+    except ValueError as error:
+        return str(error)
+    return True
+
+
+def sampler_choices() -> tuple[list[str], list[str]]:
+    """Sampler and scheduler names of the host."""
+    import comfy.samplers
+
+    return list(comfy.samplers.KSampler.SAMPLERS), list(comfy.samplers.KSampler.SCHEDULERS)
+
+
+def patch_model(model: Any, devices: str, dynprompt: Any, unique_id: str, input_name: str = "model") -> Any:
+    """A MODEL that computes on ``devices``; the given one when there is only one device.
+
+    Raises:
+        SPError: no plan for the architecture, or the model did not come over a wire.
+        ValueError: ``devices`` names none that exist.
+    """
+    from .patcher import SPModelPatcher, make_sp_patcher
+
+    chosen = parse_devices(devices, *accelerators())
+    if len(chosen) < 2:
+        log.info("SP: %s; the model stays as it is", _one_device(chosen))
+        return model
+    if isinstance(model, SPModelPatcher):
+        if model.sp.devices == chosen:
+            return model
+        raise SPError("The model was patched by another SP Model Patch with other devices; keep one of the two")
+    link = dynprompt.get_node(unique_id)["inputs"].get(input_name)
+    return make_sp_patcher(model, trace(dynprompt.get_node, link), chosen)
+
+
+def _one_device(devices: tuple[WorkerDevice, ...]) -> str:
+    return f"one device ({devices[0]}) is nothing to share" if devices else "no accelerator is visible"
+
+
+def sample(model: Any, devices: str, dynprompt: Any, unique_id: str, arguments: dict[str, Any]) -> tuple[Any, str]:
+    """KSampler's work on ``devices``: (latent, report)."""
+    import nodes
+
+    from .patcher import SPModelPatcher
+    from .report import report
+
+    patched = model if isinstance(model, SPModelPatcher) else patch_model(model, devices, dynprompt, unique_id)
+    order = ("seed", "steps", "cfg", "sampler_name", "scheduler", "positive", "negative", "latent")
+    latent = nodes.common_ksampler(patched, *(arguments[name] for name in order), denoise=arguments["denoise"])[0]
+    return latent, report(patched)

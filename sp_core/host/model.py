@@ -1,0 +1,121 @@
+"""One MODEL's line to the workers: makes sure they hold it, and sends its calls."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..plans import SequencePlan
+from ..pool.devices import WorkerDevice
+from ..pool.errors import Cancelled
+from . import compat
+from .options import for_workers
+from .recipe import Recipe
+
+if TYPE_CHECKING:
+    from ..pool.coordinator import Pool
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class RunStats:
+    """One sampling run, as SP Sampler reports it."""
+
+    steps: list[float] = field(default_factory=list)
+    exchange_s: float = 0.0
+    exchange_bytes: int = 0
+    exchanges: int = 0
+    sent_bytes: int = 0
+    reused_bytes: int = 0
+    layout: str = ""
+    transport: str = ""
+
+
+class RemoteModel:
+    """Shared by all clones of one patched MODEL. Implements :class:`.remote.Channel`."""
+
+    def __init__(self, recipe: Recipe, devices: tuple[WorkerDevice, ...], plan: SequencePlan) -> None:
+        self.recipe, self.devices, self.plan = recipe, devices, plan
+        self.run = RunStats()
+        #: the node that made this object ran the graph anew: files may have changed, so the workers look again
+        self.fresh = True
+        self._told: set[str] = set()
+
+    # -- a sampling run ----------------------------------------------------------------
+
+    def prepare(self, patcher: Any) -> None:
+        """Before sampling: workers up, model there."""
+        self.run = RunStats()
+        self._session().ensure(self)
+
+    def finish(self) -> None:
+        """After sampling, also after a failed one."""
+        pool = self._session().running_pool()
+        if pool is not None:
+            pool.forget_sent()
+
+    def _session(self) -> Any:
+        from .session import session
+
+        return session()
+
+    # -- Channel -----------------------------------------------------------------------
+
+    def forward(self, method: str, named: dict[str, Any], extra: dict[str, Any], transformer_options: dict[str, Any]) -> Any:
+        plain, kept_here = for_workers(transformer_options)
+        for key in kept_here:
+            if key not in self._told:
+                self._told.add(key)
+                log.info("transformer_options['%s'] is an object and stays in this process", key)
+        device = _device_of(named)
+        pool = self._session().ensure(self)
+        started = time.perf_counter()
+        body = {"key": self.recipe.key, "method": method, "named": named, "extra": extra, "options": plain}
+        reply = self._call(pool, "forward", body, device)
+        self._account(pool, reply["stats"], time.perf_counter() - started)
+        return reply["output"]
+
+    def call(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        pool = self._session().ensure(self)
+        body = {"key": self.recipe.key, "method": method, "args": args, "kwargs": kwargs}
+        return self._call(pool, "call", body, _device_of(args))
+
+    def _call(self, pool: Pool, operation: str, body: dict[str, Any], device: torch.device) -> Any:
+        try:
+            return pool.call(
+                operation,
+                body,
+                device=device,
+                doing=f"computing a step of {self.plan.architecture}",
+                watch=lambda _: compat.interrupted(),
+                volatile=("named.x", "named.timestep"),
+            )
+        except Cancelled:
+            compat.raise_interrupt()
+
+    def _account(self, pool: Pool, stats: dict[str, Any], seconds: float) -> None:
+        run = self.run
+        run.steps.append(seconds)
+        run.exchange_s += stats["exchange_s"]
+        run.exchange_bytes += stats["exchange_bytes"]
+        run.exchanges += stats["exchanges"]
+        run.sent_bytes += pool.last_call.bytes_sent
+        run.reused_bytes += pool.last_call.bytes_reused
+        run.layout, run.transport = stats["layout"], stats["transport"]
+
+
+def _device_of(tree: Any) -> torch.device:
+    """Device of the first tensor in a call's arguments: where its result belongs."""
+    if isinstance(tree, torch.Tensor):
+        return tree.device
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
+    for value in values:
+        device = _device_of(value)
+        if device.type != "meta":
+            return device
+    return torch.device("meta")

@@ -1,0 +1,126 @@
+"""The MODEL that SP Model Patch returns."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import comfy.model_patcher
+import comfy.utils
+
+from ..plans import plan_for
+from ..pool.devices import WorkerDevice
+from . import compat
+from .model import RemoteModel
+from .options import name_of, placed_too_late, without_model_patches
+from .recipe import Recipe
+from .remote import make_remote
+
+
+class SPModelPatcher(comfy.model_patcher.ModelPatcher):
+    """A ModelPatcher whose diffusion model computes in the workers.
+
+    It has a BaseModel of its own (sharing everything but the diffusion model), so a plain
+    clone of the same loader's MODEL, used in the same prompt, is not touched.
+    """
+
+    sp: RemoteModel
+
+    def clone(self, *args: Any, **kwargs: Any) -> SPModelPatcher:
+        other = super().clone(*args, **kwargs)
+        other.sp = self.sp
+        return other
+
+    def pre_run(self) -> None:
+        self.sp.prepare(self)
+        super().pre_run()
+
+    def cleanup(self) -> None:
+        super().cleanup()
+        self.sp.finish()
+
+    # -- what only the workers could honour ------------------------------------------
+
+    def add_patches(self, patches: Any, *args: Any, **kwargs: Any) -> Any:
+        if not patches:
+            return super().add_patches(patches, *args, **kwargs)
+        raise self._too_late(f"A weight patch of {len(patches)} weights (a LoRA or a merge)")
+
+    def add_hook_patches(self, hook: Any, patches: Any, *args: Any, **kwargs: Any) -> Any:
+        raise self._too_late("A weight hook")
+
+    def add_object_patch(self, name: str, obj: Any) -> None:
+        if name == "diffusion_model" or name.startswith("diffusion_model."):
+            raise self._too_late(f"An object patch of {name}")
+        super().add_object_patch(name, obj)
+
+    def add_weight_wrapper(self, name: str, function: Any) -> None:
+        raise self._too_late(f"A weight wrapper of {name} ({name_of(function)})")
+
+    def set_model_compute_dtype(self, dtype: Any) -> None:
+        raise self._too_late(f"A compute dtype ({dtype})")
+
+    def set_model_patch(self, patch: Any, name: str) -> None:
+        raise self._too_late(f"A patch ({name}: {name_of(patch)})")
+
+    def set_model_patch_replace(self, patch: Any, name: str, block_name: str, number: Any, transformer_index: Any = None) -> None:
+        raise self._too_late(f"A patch ({name} of {block_name} {number}: {name_of(patch)})")
+
+    def set_model_optimized_attention(self, optimized_attention: Any) -> None:
+        raise self._too_late(f"An attention function ({name_of(optimized_attention)})")
+
+    def set_injections(self, key: str, injections: Any) -> None:
+        if injections:
+            raise self._too_late(f"An injection ({key})")
+
+    @staticmethod
+    def _too_late(what: str) -> Exception:
+        node_id, class_type = compat.executing_node()
+        return placed_too_late(what, f"{class_type} (node {node_id})" if class_type else "the node that adds it")
+
+
+def make_sp_patcher(source: comfy.model_patcher.ModelPatcher, recipe: Recipe, devices: tuple[WorkerDevice, ...]) -> SPModelPatcher:
+    """Wrap what a node received: same options, same sampling, computing on ``devices``.
+
+    Raises:
+        SPError: no plan for this architecture.
+    """
+    local = source.get_model_object("diffusion_model")
+    plan = plan_for(local)
+    sp = RemoteModel(recipe, devices, plan)
+    base = _own_base_model(source.model)
+    base.diffusion_model = make_remote(local, plan, sp)
+    patcher = SPModelPatcher(base, source.load_device, source.offload_device, size=source.model_size())
+    patcher.sp = sp
+
+    options = comfy.utils.deepcopy_list_dict(source.model_options)
+    options["transformer_options"] = without_model_patches(options.get("transformer_options", {}))
+    patcher.model_options = options
+    patcher.object_patches = {
+        name: value
+        for name, value in source.object_patches.items()
+        if name != "diffusion_model" and not name.startswith("diffusion_model.")
+    }
+    for mine, theirs in ((patcher.callbacks, source.callbacks), (patcher.wrappers, source.wrappers)):
+        for kind, by_key in theirs.items():
+            mine[kind] = {key: list(functions) for key, functions in by_key.items()}
+    patcher.attachments = dict(source.attachments)
+    return patcher
+
+
+def _own_base_model(base: Any) -> Any:
+    """A BaseModel that shares ``base``'s parts but not its identity: what is set on one is not seen on the other."""
+    own = copy.copy(base)
+    for name in ("_modules", "_parameters", "_buffers"):
+        own.__dict__[name] = dict(base.__dict__[name])
+    for name in ("dynamic_vbars", "dynamic_pins"):
+        own.__dict__.pop(name, None)
+    own.__dict__ |= {
+        "model_loaded_weight_memory": 0,
+        "lowvram_patch_counter": 0,
+        "model_lowvram": False,
+        "current_weight_patches_uuid": None,
+        "model_offload_buffer_memory": 0,
+        "current_patcher": None,
+    }
+    return own

@@ -1,0 +1,37 @@
+"""SP Sampler's report: a few lines that a person reads."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from .model import RemoteModel
+
+
+def report(patched: Any) -> str:
+    """How the last sampling run of a patched MODEL was split and what it cost."""
+    sp: RemoteModel | None = getattr(patched, "sp", None)
+    if sp is None:
+        return "One device: sampled without sequence parallelism."
+    run = sp.run
+    if not run.steps:
+        return "No step was computed."
+    total = sum(run.steps)
+    return "\n".join(
+        (
+            f"{sp.plan.architecture} on {len(sp.devices)} devices ({', '.join(map(str, sp.devices))})",
+            f"layout: {run.layout}, Ulysses {len(sp.devices)}; transport: {run.transport}",
+            f"forwards: {len(run.steps)}, median {median(run.steps):.3f} s, all {total:.2f} s",
+            f"exchange: {run.exchanges // len(run.steps)} a forward, {100 * run.exchange_s / total:.0f} % of the time, "
+            f"{_size(run.exchange_bytes / len(run.steps))} sent a rank and forward",
+            f"to the workers: {_size(run.sent_bytes)} sent, {_size(run.reused_bytes)} of conditioning named instead of sent",
+        )
+    )
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

@@ -1,0 +1,190 @@
+"""The worker's side: a headless ComfyUI that replays graphs and computes forwards."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from typing import Any
+
+import torch
+
+from ..comm import CollectiveTransport, Transport
+from ..errors import SPError
+from ..plans import Engine, plan_named
+from ..pool.board import Phase
+from ..pool.worker import WorkerContext
+from . import compat
+from .options import AROUND_THE_MODEL, name_of, patches_in
+
+log = logging.getLogger(__name__)
+
+
+class HostService:
+    """Answers ``load``, ``forward``, ``call`` and ``free``; see :class:`sp_core.pool.worker.Service`."""
+
+    def __init__(self, context: WorkerContext, options: dict[str, Any]) -> None:
+        self.context = context
+        compat.import_main()
+        _install_lazy_nodes(options["catalogue"])
+        self._executor = compat.make_executor(_Server())
+        self._models: dict[str, Any] = {}
+        self._active: Any = None
+        self.transport: Transport = CollectiveTransport()
+
+    def handle(self, operation: str, body: Any) -> Any:
+        return getattr(self, f"_do_{operation}")(body)
+
+    # -- requests ------------------------------------------------------------------------
+
+    def _do_load(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.context.show(Phase.REPLAYING)
+        patcher = self._replay(body["graph"], body["node"], body["slot"])
+        self._check(patcher, body["architecture"])
+        kept = {key: value for key, value in self._models.items() if key in body["keep"]}
+        self._models = {**kept, body["key"]: patcher}
+        if self._active is not None and self._active not in self._models.values():
+            self._deactivate()
+        return {"resident": list(self._models)}
+
+    def _do_forward(self, body: dict[str, Any]) -> dict[str, Any]:
+        patcher = self._models[body["key"]]
+        self._activate(patcher, body["named"].get("x"))
+        model = patcher.model.diffusion_model
+        options = self._options(patcher, body["options"])
+        stats = self.transport.stats
+        stats.reset()
+        engine = Engine(plan_named(type(model).__name__), self.transport, self.context.enter_block)
+        with engine.installed(model) as run:
+            output = getattr(model, body["method"])(**body["named"], transformer_options=options, **body["extra"])
+            run.check()
+        return {
+            "output": output,
+            "stats": {
+                "exchange_s": stats.seconds,
+                "exchange_bytes": stats.bytes_sent,
+                "exchanges": stats.exchanges,
+                "layout": run.describe(),
+                "transport": self.transport.name,
+            },
+        }
+
+    def _do_call(self, body: dict[str, Any]) -> Any:
+        patcher = self._models[body["key"]]
+        self._activate(patcher, None)
+        return getattr(patcher.model.diffusion_model, body["method"])(*body["args"], **body["kwargs"])
+
+    def _do_free(self, body: Any) -> dict[str, Any]:
+        import comfy.model_management
+
+        self._deactivate()
+        comfy.model_management.unload_all_models()
+        comfy.model_management.soft_empty_cache()
+        return {}
+
+    # -- models --------------------------------------------------------------------------
+
+    def _replay(self, graph: dict[str, Any], node: str, slot: int) -> Any:
+        """Run the graph's way to one output with the host's own executor and cache."""
+        import comfy.model_management
+
+        graph = {name: {"class_type": entry["class_type"], "inputs": dict(entry["inputs"])} for name, entry in graph.items()}
+        self._executor.success = True
+        with torch.inference_mode():
+            self._executor.execute(graph, f"sp-{time.monotonic_ns()}", {}, [node])
+        if not self._executor.success:
+            raise SPError(_execution_error(self._executor.status_messages))
+        outputs = compat.cached_outputs(self._executor, node)
+        if outputs is None or slot >= len(outputs) or not outputs[slot]:
+            raise SPError(f"{node} gave no model")
+        del comfy
+        return outputs[slot][0]
+
+    def _check(self, patcher: Any, architecture: str) -> None:
+        found = type(patcher.model.diffusion_model).__name__
+        if found != architecture:
+            raise SPError(f"the workers made a {found} from the graph, the UI process a {architecture}")
+        for place, function in patches_in(patcher.model_options.get("transformer_options", {})):
+            if place != "optimized_attention_override":
+                raise SPError(
+                    f"a patch inside the model ({place}: {name_of(function)}) is not known to work on a part of the tokens; "
+                    "remove the node that adds it"
+                )
+
+    def _activate(self, patcher: Any, x: Any) -> None:
+        import comfy.model_management
+
+        if self._active is not patcher:
+            self._deactivate()
+        self.context.show(Phase.LOADING)
+        first = x[0] if isinstance(x, (list, tuple)) else x
+        memory = patcher.model.memory_required(list(first.shape)) / self.context.world_size if first is not None else 0
+        comfy.model_management.load_models_gpu([patcher], memory_required=memory)
+        if self._active is not patcher:
+            patcher.pre_run()
+            self._active = patcher
+        self.context.show(Phase.COMPUTING)
+
+    def _deactivate(self) -> None:
+        if self._active is not None:
+            self._active.cleanup()
+            self._active = None
+
+    def _options(self, patcher: Any, sent: dict[str, Any]) -> dict[str, Any]:
+        import comfy.utils
+
+        own = comfy.utils.deepcopy_list_dict(patcher.model_options.get("transformer_options", {}))
+        options = {key: value for key, value in own.items() if key not in AROUND_THE_MODEL} | sent
+        options["prefetch_dynamic_vbars"] = bool(getattr(patcher, "is_dynamic", lambda: False)())
+        return options
+
+
+class _Server:
+    """What the executor wants of a server: somewhere to send news that nobody here reads."""
+
+    client_id: str | None = None
+    last_node_id: str | None = None
+    last_prompt_id: str | None = None
+
+    def send_sync(self, event: str, data: Any, sid: str | None = None) -> None:
+        pass
+
+
+def _install_lazy_nodes(catalogue: dict[str, list[str]]) -> None:
+    """Load a node pack when a graph, or a node that expands into a graph, asks for one of its nodes."""
+    import nodes
+
+    class LazyNodes(dict):
+        def __missing__(self, class_type: str) -> Any:
+            if class_type not in catalogue:
+                raise SPError(f"the graph needs the node {class_type}, which the UI process does not have")
+            parent, path = catalogue[class_type]
+            if parent == "custom_nodes":
+                _make_prompt_server()
+            log.info("loading %s for %s", os.path.basename(path), class_type)
+            if not compat.load_node_pack(path, parent) or class_type not in self:
+                raise SPError(f"{os.path.basename(path)}, which has the node {class_type}, does not load in the worker")
+            return self[class_type]
+
+    nodes.NODE_CLASS_MAPPINGS = LazyNodes(nodes.NODE_CLASS_MAPPINGS)
+
+
+def _make_prompt_server() -> None:
+    """Node packs add routes to the host's server while they are imported; give them one that is never started."""
+    import asyncio
+
+    import server
+
+    if not hasattr(server.PromptServer, "instance"):
+        server.PromptServer(asyncio.new_event_loop())
+
+
+def _execution_error(messages: list[Any]) -> str:
+    for event, data in reversed(messages):
+        if event == "execution_error":
+            with contextlib.suppress(KeyError, TypeError):
+                return f"{data['node_id']}: {str(data['exception_message']).strip()}"
+        if event == "execution_interrupted":
+            return "the graph was interrupted"
+    return "the graph did not run"

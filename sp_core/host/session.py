@@ -1,0 +1,123 @@
+"""The one pool of this process and the models that live in it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from ..errors import SPError
+from ..pool.coordinator import Pool
+from ..pool.devices import WorkerDevice
+from ..pool.errors import Cancelled, WorkerFailed
+from ..pool.launcher import ServiceSpec
+from . import compat
+from .arguments import worker_arguments
+from .recipe import union
+
+if TYPE_CHECKING:
+    from .model import RemoteModel
+
+log = logging.getLogger(__name__)
+
+_session: Session | None = None
+_lock = threading.Lock()
+
+
+def session() -> Session:
+    """The session of this process, made on first use."""
+    global _session
+    with _lock:
+        if _session is None:
+            import atexit
+
+            _session = Session()
+            atexit.register(_session.close)
+        return _session
+
+
+class Session:
+    """Starts the pool when a model needs it, restarts it for other devices, and knows which models it holds."""
+
+    def __init__(self) -> None:
+        self._pool: Pool | None = None
+        self._resident: set[str] = set()
+        # alive exactly as long as the host keeps the MODEL: the workers' caches follow the host's
+        self._models: weakref.WeakSet[RemoteModel] = weakref.WeakSet()
+
+    def running_pool(self) -> Pool | None:
+        return self._pool if self._pool is not None and self._pool.usable else None
+
+    def ensure(self, model: RemoteModel) -> Pool:
+        """The pool, with ``model`` loaded in every worker."""
+        self._models.add(model)
+        pool = self.running_pool()
+        if pool is not None and pool.devices != model.devices:
+            log.info("the device list changed: restarting the workers")
+            self.close()
+            pool = None
+        if pool is None:
+            pool = self._start(model.devices)
+        if model.fresh or model.recipe.key not in self._resident:
+            self._load(pool, model)
+        return pool
+
+    def _start(self, devices: tuple[WorkerDevice, ...]) -> Pool:
+        self.close()
+        pool = Pool(devices, self._service(devices))
+        pool.start(watch=_raise_on_interrupt)
+        self._pool, self._resident = pool, set()
+        return pool
+
+    def _service(self, devices: tuple[WorkerDevice, ...]) -> ServiceSpec:
+        import sys
+
+        options = {
+            "host_root": compat.host_root(),
+            "arguments": worker_arguments(sys.argv[1:], cpu=devices[0].kind == "cpu"),
+            "catalogue": compat.node_catalogue(),
+        }
+        return ServiceSpec("sp_core.host.service:HostService", options, prelude="sp_core.host.boot:prelude")
+
+    def _load(self, pool: Pool, model: RemoteModel) -> None:
+        started = time.perf_counter()
+        live = [other.recipe for other in self._models if other.devices == model.devices]
+        body = {
+            "graph": union(live),
+            "node": model.recipe.node,
+            "slot": model.recipe.slot,
+            "key": model.recipe.key,
+            "keep": sorted({recipe.key for recipe in live}),
+            "architecture": model.plan.architecture,
+        }
+        try:
+            reply = pool.call("load", body, doing="loading the model", watch=lambda _: compat.interrupted())
+        except Cancelled:
+            compat.raise_interrupt()
+        except WorkerFailed as error:
+            raise SPError(_with_origin(str(error), model)) from error
+        self._resident = set(reply["resident"])
+        model.fresh = False
+        log.info("model %s in %d workers after %.2f s", model.recipe.key, pool.world_size, time.perf_counter() - started)
+
+    def close(self) -> None:
+        """End the workers."""
+        pool, self._pool = self._pool, None
+        self._resident = set()
+        if pool is not None:
+            pool.shutdown()
+
+
+def _with_origin(text: str, model: RemoteModel) -> str:
+    """Put the user's node ids where the replayed graph's names stand."""
+    for name, origin in model.recipe.origin.items():
+        text = text.replace(name, origin)
+    return text
+
+
+def _raise_on_interrupt(pool: Pool) -> bool:
+    if compat.interrupted():
+        compat.raise_interrupt()
+    return False

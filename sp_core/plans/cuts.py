@@ -1,0 +1,116 @@
+"""Rules that cut one argument down to this rank's tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import SPError
+from ..layout import TileLayout
+
+if TYPE_CHECKING:
+    from .plan import Cut
+    from .run import Run
+
+
+def by_token(dim: int = 1) -> Cut:
+    """One entry a token along ``dim``, or a single one for all."""
+
+    def cut(value: Any, run: Run) -> Any:
+        if value is None or value.size(dim) == 1 != run.layout.tokens:
+            return value
+        return run.layout.shard(value, run.rank, dim)
+
+    return cut
+
+
+def item(index: int, rule: Cut) -> Cut:
+    """Apply ``rule`` to one element of a tuple or list, leave the others."""
+
+    def cut(value: Any, run: Run) -> Any:
+        if value is None:
+            return value
+        parts = list(value)
+        parts[index] = rule(parts[index], run)
+        return type(value)(parts)
+
+    return cut
+
+
+def frame_rows(tokens: int, rows: int) -> Tensor:
+    """Row of each token when ``rows`` rows are stretched over ``tokens`` tokens, int64 (T,).
+
+    As Wan stretches its per-frame modulation: equal runs, or runs one longer when it does
+    not divide.
+    """
+    run = tokens // rows
+    if run * rows != tokens:
+        run += 1
+    return torch.arange(tokens) // run
+
+
+def by_frame(dim: int = 1) -> Cut:
+    """One row a latent frame along ``dim``, stretched over the tokens inside the block by their local number.
+
+    A tile keeps all frames with equally many tokens each, so the rows stay as they are. In
+    any other layout a rank's first token is not the first of a frame: the rows are given to
+    tokens before they are cut.
+    """
+
+    def cut(value: Any, run: Run) -> Any:
+        rows = value.size(dim)
+        if rows == 1:
+            return value
+        layout = run.layout
+        if isinstance(layout, TileLayout) and layout.grid[0] == rows and not layout.prefix and not layout.suffix:
+            return value
+        index = layout.shard(frame_rows(layout.tokens, rows), run.rank, 0)
+        return value.index_select(dim, index.to(value.device))
+
+    return cut
+
+
+def rope_pair(rule_dim: int = 1) -> Cut:
+    """(rotation table with one entry a token, flag), as LTX makes it."""
+    return item(0, by_token(rule_dim))
+
+
+def compressed_timestep(value: Any, run: Run) -> Any:
+    """LTX-AV's CompressedTimestep, in its three states, or a plain (B, T or 1, C) tensor."""
+    if isinstance(value, Tensor) or value is None:
+        return by_token(1)(value, run)
+    rows, tokens = value.data.size(1), run.layout.tokens
+    if value.patches_per_frame == 1:
+        if rows == 1:
+            return value
+        return type(value)(run.layout.shard(value.data, run.rank, 1), None)
+    if rows * value.patches_per_frame != tokens:
+        raise SPError(f"{rows} frames of {value.patches_per_frame} tokens do not make the {tokens} tokens of the sequence")
+    frames = run.layout.shard(torch.arange(tokens) // value.patches_per_frame, run.rank, 0)
+    return _frame_indexed(type(value))(value, frames.to(value.data.device))
+
+
+def _frame_indexed(base: type) -> type:
+    """A CompressedTimestep that keeps one row a frame and looks rows up by token.
+
+    Expanding before the cut would hold all modulation rows of every token for the whole
+    forward (72 KB a token for LTX-2); this expands one parameter at a time, as the base does.
+    """
+
+    class FrameIndexedTimestep(base):  # type: ignore[misc, valid-type]
+        __slots__ = ("frames",)
+
+        def __init__(self, whole: Any, frames: Tensor) -> None:
+            base.__init__(self, whole.data, 1, per_frame=True)
+            self.frames = frames
+
+        def expand(self) -> Tensor:
+            return self.data.index_select(1, self.frames)
+
+        def expand_for_computation(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+            # patches_per_frame is 1, so the base computes one row a frame
+            return tuple(rows.index_select(1, self.frames) for rows in super().expand_for_computation(*args, **kwargs))
+
+    return FrameIndexedTimestep

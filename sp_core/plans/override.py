@@ -1,0 +1,111 @@
+"""The attention that a marked call site gets: exchange, the user's own attention, exchange back.
+
+It is installed as the host's ``optimized_attention_override`` for that one call, so it
+sees whatever head count and mask the call has; the override that was there before (a
+user's Sage or Flash patch) stays in charge of the local attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..attention.partial import exchanged_cross_attention
+from ..attention.ulysses import ulysses_attention
+from ..comm import Transport
+from .run import Run
+
+OVERRIDE = "optimized_attention_override"
+
+
+@dataclass(frozen=True)
+class HeldMask:
+    """A mask that is no tensor, carried past the module to the override, with the attention that understands it."""
+
+    mask: Any
+    attention: Callable[..., Tensor]
+
+
+class ExchangedAttention:
+    """``override(function, q, k, v, heads, ...)`` of one call site in one forward.
+
+    Shapes follow the host: (B, t, H * D), or (B, H, t, D) with ``skip_reshape``.
+    """
+
+    def __init__(self, run: Run, transport: Transport, kind: str, options: Mapping[str, Any]) -> None:
+        self.run, self.transport, self.kind = run, transport, kind
+        # the call's options as they were: what runs inside must not exchange again
+        self.options = dict(options)
+        self.users = self.options.get(OVERRIDE)
+
+    def __call__(
+        self, function: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Any = None, **kwargs: Any
+    ) -> Tensor:
+        self.run.attended += 1
+        heads_first = kwargs.pop("skip_reshape", False)
+        keep_heads_first = kwargs.pop("skip_output_reshape", False)
+        q, k, v = (self._split(x, heads, heads_first) for x in (q, k, v))
+        if kwargs.pop("enable_gqa", False) or k.size(2) != q.size(2):
+            # grouped heads need not fall together with head shards
+            k, v = (x.repeat_interleave(q.size(2) // x.size(2), dim=2) for x in (k, v))
+        out_BtHD = self._exchanged(q, k, v, mask, lambda *local: self._local(function, kwargs, *local))
+        return out_BtHD.transpose(1, 2) if keep_heads_first else out_BtHD.flatten(2)
+
+    def container_function(self, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Newer hosts hand tensors over in single-owner containers and look for this name."""
+        kwargs.pop("_inside_attn_wrapper", None)
+        function = kwargs.pop("function", None) or _host_attention()
+        return self(function, q.take(), k.take(), v.take(), *args, **kwargs)
+
+    def _exchanged(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, local: Callable[..., Tensor]) -> Tensor:
+        counts = self.run.layout.counts
+        if self.kind == "from_stream":
+
+            def with_lse(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> tuple[Tensor, Tensor]:
+                return (local(q, k, v, mask) if q.size(2) else q), q
+
+            return exchanged_cross_attention(q, k, v, self.transport, counts, attend=with_lse, mask=self._ordered(mask))
+        if isinstance(mask, HeldMask):
+            return ulysses_attention(q, k, v, self.transport, counts, lambda *qkv: local(*qkv, mask))
+        return ulysses_attention(q, k, v, self.transport, counts, local, mask=self._ordered(mask))
+
+    def _local(self, function: Callable[..., Tensor], kwargs: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
+        """Attention of this rank's heads over all tokens, by whoever is in charge of attention."""
+        heads = q.size(2)
+        flat = [x.flatten(2) for x in (q, k, v)]
+        if isinstance(mask, HeldMask):
+            out = mask.attention(*flat, heads, mask.mask, kwargs.get("attn_precision"), self.options)
+        else:
+            call = {**kwargs, "mask": mask, "transformer_options": self.options}
+            out = function(*flat, heads, **call) if self.users is None else self.users(function, *flat, heads, **call)
+        return self._split(out, heads, False)
+
+    def _ordered(self, mask: Tensor | None) -> Tensor | None:
+        """The mask in rank order: tiles bring the tokens in another order than the model's."""
+        order = self.run.layout.order() if mask is not None else None
+        if mask is None or order is None:
+            return mask
+        order = order.to(mask.device)
+        for dim in (-1, -2) if self.kind == "self" else (-1,):
+            if mask.size(dim) == self.run.layout.tokens:
+                mask = mask.index_select(dim, order)
+        return mask
+
+    @staticmethod
+    def _split(x: Tensor, heads: int, heads_first: bool) -> Tensor:
+        """To (B, t, H, D)."""
+        return x.transpose(1, 2) if heads_first else x.unflatten(2, (heads, -1))
+
+
+def _host_attention() -> Callable[..., Tensor]:
+    import sys
+
+    return sys.modules["comfy.ldm.modules.attention"].optimized_attention  # type: ignore[no-any-return]
+
+
+def mark(options: Mapping[str, Any], run: Run, transport: Transport, kind: str) -> dict[str, Any]:
+    """Options for one attention call that shall exchange."""
+    return {**options, OVERRIDE: ExchangedAttention(run, transport, kind, options)}

@@ -1,0 +1,79 @@
+"""One forward on one rank: its layout, what was cut already, and the book of exchanges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import SPError
+from ..layout import SequenceLayout
+from .plan import Cut
+
+
+class Escaped(SPError):
+    """A self-attention did not see the other ranks' tokens. The picture would be wrong."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"{where} attended to its own part of the video only: another node replaced the attention function or the "
+            "module's forward in a way that cannot be shared between devices. Remove that node, or SP Model Patch"
+        )
+
+
+class Run:
+    """State of one forward; made anew for each."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._layout: SequenceLayout | None = None
+        self.gathered = False
+        self.attended = 0
+        # keyed by identity; the value is kept alive so that its id stays its own
+        self._cut: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    @property
+    def layout(self) -> SequenceLayout:
+        assert self._layout is not None
+        return self._layout
+
+    @property
+    def started(self) -> bool:
+        return self._layout is not None
+
+    def start(self, layout: SequenceLayout) -> None:
+        if layout.world_size != self.world_size:
+            raise SPError(f"a layout for {layout.world_size} ranks was made for a world of {self.world_size}")
+        self._layout = layout
+
+    def local_stream(self, tokens: Tensor) -> Tensor:
+        """This rank's tokens: cut at the first block, already local afterwards."""
+        count = self.layout.counts[self.rank]
+        if tokens.size(1) != count:
+            raise SPError(
+                f"rank {self.rank} owns {count} of {self.layout.tokens} tokens but a block was given {tokens.size(1)}; "
+                "a patch between the blocks changed the sequence"
+            )
+        return tokens
+
+    def cut(self, value: Any, rule: Cut) -> Any:
+        """Cut once per forward, however many blocks get the same object."""
+        if value is None:
+            return None
+        key = (id(value), id(rule))
+        known = self._cut.get(key)
+        if known is None:
+            known = self._cut[key] = (value, rule(value, self))
+        return known[1]
+
+    def check(self) -> None:
+        """After the forward.
+
+        Raises:
+            SPError: the sequence was split and never gathered.
+        """
+        if self.started and not self.gathered:
+            raise SPError("the sequence was split over the devices but the model's output was never gathered")
+
+    def describe(self) -> str:
+        return self.layout.describe() if self.started else "not split"

@@ -1,0 +1,40 @@
+"""Wan 2.1 / 2.2: text- and image-to-video, first-last-frame, per-frame timesteps, reference latents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..layout import FlatLayout, SequenceLayout, TileLayout, choose_split
+from .cuts import by_frame, by_token
+from .plan import Attention, SequencePlan, Site
+
+
+def _layout(model: nn.Module, arguments: Mapping[str, Any], tokens: Tensor, world_size: int) -> SequenceLayout:
+    """Tiles when frames have timesteps of their own: then every rank has all frames and modulation stays one row a frame."""
+    grid = tuple(arguments["transformer_options"].get("grid_sizes") or ())
+    if (
+        arguments["e"].size(1) > 1
+        and len(grid) == 3
+        and arguments["e"].ndim == 4
+        and prod(grid) == tokens.size(1)
+        and grid[0] == arguments["e"].size(1)
+    ):
+        return TileLayout(grid, choose_split(grid[1], grid[2], world_size))
+    return FlatLayout(tokens.size(1), world_size)
+
+
+WAN = SequencePlan(
+    architecture="WanModel",
+    blocks="blocks",
+    stream="x",
+    # e: (B, 1 or F, 6, C); freqs: (1, T, 1, D / 2, 2, 2)
+    cuts={"e": by_frame(1), "freqs": by_token(1)},
+    attentions=(Attention("self_attn"),),
+    # head: LayerNorm, modulation and the projection to 64 channels
+    sites=(Site("head", {"e": by_frame(1)}, gather=True),),
+    choose_layout=_layout,
+)
