@@ -17,6 +17,10 @@ from ..layout import shard_sizes
 from .transport import Transport
 
 
+# torch 2.14 renames it and warns about the old name
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
 class CollectiveTransport(Transport):
     """``all_to_all_single`` / ``all_gather`` over one process group.
 
@@ -76,7 +80,7 @@ class CollectiveTransport(Transport):
         padded = mine.new_zeros(size // mine.element_size())
         padded[: mine.numel()] = mine.flatten()
         gathered = torch.empty(self.world_size * size, dtype=torch.uint8, device=mine.device)
-        dist.all_gather_into_tensor(gathered, padded.view(torch.uint8), group=self.group)
+        _all_gather(gathered, padded.view(torch.uint8), group=self.group)
         shards = gathered.view(mine.dtype).view(self.world_size, -1)
         out = torch.cat(
             [shard[: count * row].view(B, count, *rest) for shard, count in zip(shards, token_counts, strict=True)], dim=1
