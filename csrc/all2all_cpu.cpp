@@ -131,43 +131,81 @@ const Grant* find_grant(const Header* header, uint64_t epoch, uint64_t need) {
   return nullptr;
 }
 
-void copy_runs(const sp::Copy& c, const char* source, char* target) {
-  const int64_t rows = c.batch * c.tokens;
-  if (c.run == 0) return;
+struct Job {
+  sp::Copy copy;
+  char* target;
+};
+
+// Copies one tensor to several receivers. Rows that a sender has in common (scatter, all-gather) are read once, in order,
+// and fan out while they are in cache: reading the tensor once per receiver takes twice as long.
+void copy_rows(const Job* jobs, int count, const char* source) {
+  constexpr int64_t kPiece = 32 << 10;
+  const int64_t rows = jobs[0].copy.batch * jobs[0].copy.tokens;
+  int64_t longest = 0;
+  for (int i = 0; i < count; ++i) longest = jobs[i].copy.run > longest ? jobs[i].copy.run : longest;
   for (int64_t row = 0; row < rows; ++row) {
-    const sp::Row at = sp::row_at(c, row);
-    memcpy(target + at.target, source + at.source, c.run);
+    for (int64_t done = 0; done < longest; done += kPiece) {
+      for (int i = 0; i < count; ++i) {
+        const sp::Copy& c = jobs[i].copy;
+        const int64_t left = c.run - done;
+        if (left <= 0) continue;
+        const sp::Row at = sp::row_at(c, row);
+        memcpy(jobs[i].target + at.target + done, source + at.source + done, left < kPiece ? left : kPiece);
+      }
+    }
   }
 }
 
 // Writes to every rank that has granted a slot. Returns kDone if all have been served.
 int push(Context* c) {
-  int status = kDone;
+  int ready[sp::kMaxWorld], count = 0, status = kDone;
+  char* slots[sp::kMaxWorld];
   for (int i = 1; i <= c->world; ++i) {
-    const int to = (c->rank + i) % c->world;  // the own part last: others can go on meanwhile
+    const int to = (c->rank + i) % c->world;  // ranks start with different receivers
     if (c->sent[to]) continue;
     Peer& peer = c->peers[to];
     const uint64_t need = sp::slot_bytes(c->exchange, to);
-    if (need > 0) {
-      const Grant* grant = find_grant(peer.header, c->epoch, need);
-      if (grant == nullptr) {
-        status = kWaiting;
-        continue;
-      }
-      const uint64_t offset = grant->offset;
+    const Grant* grant = need > 0 ? find_grant(peer.header, c->epoch, need) : nullptr;
+    if (need > 0 && grant == nullptr) {
+      status = kWaiting;
+      continue;
+    }
+    slots[count] = nullptr;
+    if (grant != nullptr) {
+      const uint64_t offset = grant->offset;  // mapping more of the file may move the grant
       if (!ensure_mapped(peer, offset + need)) {
         c->culprit = to;
         return kNoMemory;
       }
-      for (int tensor = 0; tensor < c->exchange.tensors; ++tensor) {
-        const sp::Copy copy = sp::merged(
-            sp::copy_between(c->exchange, c->rank, to, tensor, c->source_batch[tensor], c->source_token[tensor]));
-        copy_runs(copy, c->sources[tensor], peer.base + offset);
+      slots[count] = peer.base + offset;
+    }
+    ready[count++] = to;
+  }
+  if (count == 0) return status;
+  for (int tensor = 0; tensor < c->exchange.tensors; ++tensor) {
+    Job jobs[sp::kMaxWorld];
+    int used = 0;
+    for (int i = 0; i < count; ++i) {
+      if (slots[i] == nullptr) continue;
+      const sp::Copy copy =
+          sp::copy_between(c->exchange, c->rank, ready[i], tensor, c->source_batch[tensor], c->source_token[tensor]);
+      // rows of a gather belong to one receiver each
+      if (c->exchange.kind == sp::kGatherHeads) {
+        const Job job = {sp::merged(copy), slots[i]};
+        copy_rows(&job, 1, c->sources[tensor]);
+      } else {
+        jobs[used++] = {copy, slots[i]};
       }
     }
-    c->sent[to] = true;
-    peer.header->arrived[c->rank].epoch.store(c->epoch, std::memory_order_release);
-    if (to != c->rank) ring(peer.header, false);
+    if (c->exchange.kind == sp::kAllGather)
+      for (int i = 0; i < used; ++i) jobs[i].copy = sp::merged(jobs[i].copy);
+    if (used > 0) copy_rows(jobs, used, c->sources[tensor]);
+  }
+  for (int i = 0; i < count; ++i) {
+    Header* header = c->peers[ready[i]].header;
+    c->sent[ready[i]] = true;
+    header->arrived[c->rank].epoch.store(c->epoch, std::memory_order_release);
+    if (ready[i] != c->rank) ring(header, false);
   }
   return status;
 }
@@ -212,7 +250,6 @@ void sp_prepare(void* base, int rank, int world, uint64_t nonce) {
   header->rank = rank;
   header->world = world;
   header->nonce = nonce;
-  std::atomic_thread_fence(std::memory_order_release);
   header->magic = kMagic;
 }
 

@@ -67,7 +67,10 @@ class Service(Protocol):
 def run(config: dict[str, Any], rank: int) -> None:
     """Life of a worker process."""
     _leave_with(config["parent"])
-    logging.basicConfig(level=config["log_level"], format="%(message)s", stream=sys.stderr)
+    logging.getLogger("sp_core").setLevel(config["log_level"])
+    if not config["prelude"]:
+        # a service with a prelude (the host) sets up logging itself
+        logging.basicConfig(format="%(message)s", stream=sys.stderr)
     world_size = len(config["devices"])
     kind = config["devices"][rank][0]
     device = torch.device("cpu") if kind == "cpu" else torch.device(kind, 0)
