@@ -35,7 +35,8 @@ def partial_cross_attention(
 ) -> Tensor:
     """Every query over all ranks' keys, all heads, on every rank: (B, A, H, Dv), same bits everywhere.
 
-    One all-gather of (Dv + 1) fp32 numbers a query and head; nothing of k and v travels.
+    Two exchanges, like the usual form, but of results: each rank gets the partial results of
+    its heads, merges them, and the merged heads are gathered.
 
     Args:
         q_BAHD: equal on all ranks.
@@ -45,7 +46,7 @@ def partial_cross_attention(
     Raises:
         ValueError: the key axis is not what ``token_counts`` says; the mask does not fit.
     """
-    B, A, H, _ = q_BAHD.shape
+    (B, A, H, _), world_size = q_BAHD.shape, transport.world_size
     _check_keys(k_BtHD, token_counts, transport)
     if mask is not None:
         mask = as_BHqk(mask)
@@ -55,11 +56,14 @@ def partial_cross_attention(
             mask = mask - shift
         mask = cut_axis(mask, 3, sum(token_counts[: transport.rank]), k_BtHD.size(1))
     out_BAHD, lse_BHA = attend(q_BAHD, k_BtHD, v_BtHD, mask, scale)
-    # out and lse side by side travel as one: (B, A, H, Dv + 1)
-    packed = torch.cat([out_BAHD.to(lse_BHA.dtype), lse_BHA.transpose(1, 2)[..., None]], dim=-1)
-    gathered = transport.all_gather_tokens(packed, [A] * transport.world_size)
-    parts = [(part[..., :-1], part[..., -1].transpose(1, 2)) for part in gathered.split(A, dim=1)]
-    return merge(parts)[0].to(q_BAHD.dtype)
+    if world_size == 1:
+        return out_BAHD
+    # lse rides along as extra channels, its bytes read as out's type: (B, A, H, Dv + 2) for half types
+    lse_BAH1 = lse_BHA.transpose(1, 2).contiguous()[..., None]
+    packed = torch.cat([out_BAHD, lse_BAH1.view(out_BAHD.dtype)], dim=-1)
+    [mine_BnAhC] = transport.scatter_heads([packed], [A] * world_size)
+    parts = [_unpack(part, out_BAHD.size(-1), lse_BHA.dtype) for part in mine_BnAhC.split(A, dim=1)]
+    return _gather_by_heads(merge(parts)[0].to(q_BAHD.dtype), H, transport)
 
 
 def exchanged_cross_attention(
@@ -90,8 +94,18 @@ def exchanged_cross_attention(
         check_mask(mask, (B, H, A, sum(token_counts)))
         mask = cut_axis(mask, 1, start, stop - start)
     out_BAhD, _ = attend(q_BAHD[:, :, start:stop], k, v, mask, scale)
-    # heads first, so that the gather concatenates heads: (B, h, A, Dv) -> (B, H, A, Dv)
-    out_BHAD = transport.all_gather_tokens(out_BAhD.transpose(1, 2), shard_sizes(H, transport.world_size))
+    return _gather_by_heads(out_BAhD, H, transport)
+
+
+def _unpack(part_BAhC: Tensor, value_dim: int, lse_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(out_BAhD, lse_BhA) of one rank's partial result."""
+    out_BAhD, lse_BAhC = part_BAhC.split([value_dim, part_BAhC.size(-1) - value_dim], dim=-1)
+    return out_BAhD, lse_BAhC.contiguous().view(lse_dtype).squeeze(-1).transpose(1, 2)
+
+
+def _gather_by_heads(out_BAhD: Tensor, num_heads: int, transport: Transport) -> Tensor:
+    """All heads on every rank. Heads go first, as a gather joins dim 1: (B, h, A, D) to (B, H, A, D)."""
+    out_BHAD = transport.all_gather_tokens(out_BAhD.transpose(1, 2), shard_sizes(num_heads, transport.world_size))
     return out_BHAD.transpose(1, 2)
 
 

@@ -93,9 +93,9 @@ def gather_bytes(counts: Sequence[int], token_bytes: int) -> int:
 def cross_bytes(cross: CrossAttention, counts: Sequence[int], rank: int, element: int, batch: int) -> int:
     """One :class:`CrossAttention`; ``element`` = batch * itemsize."""
     world_size = len(counts)
-    if cross.partial:
-        # output and log-sum-exp of every query and head, in fp32
-        return gather_bytes([cross.queries] * world_size, batch * cross.heads * (cross.head_dim + 1) * 4)
     head_bytes = cross.head_dim * element
     gathered = gather_bytes(shard_sizes(cross.heads, world_size), cross.queries * head_bytes)
-    return 2 * scatter_bytes(counts, rank, cross.heads, head_bytes) + gathered
+    if not cross.partial:
+        return 2 * scatter_bytes(counts, rank, cross.heads, head_bytes) + gathered
+    # every query's partial output, and its log-sum-exp in fp32
+    return scatter_bytes([cross.queries] * world_size, rank, cross.heads, head_bytes + 4 * batch) + gathered

@@ -8,10 +8,11 @@ from distributed.ranks import run_ranks
 
 from sp_core.attention.partial import exchanged_cross_attention, partial_cross_attention
 from sp_core.attention.ring import parallel_attention
+from sp_core.bench import cross
 from sp_core.comm import CollectiveTransport
 from sp_core.comm.ring import Ring
 from sp_core.layout import FlatLayout, SequenceLayout, TileLayout, choose_split
-from sp_core.layout.traffic import CrossAttention, ForwardShape, forward_bytes
+from sp_core.layout.traffic import CrossAttention, ForwardShape, cross_bytes, forward_bytes
 from sp_core.mesh import Meshes
 
 GRID = (3, 6, 7)
@@ -43,9 +44,9 @@ def every_layout(rank: int, world_size: int) -> list[tuple[str, int, int]]:
     layouts = [FlatLayout(126, world_size), TileLayout(GRID, choose_split(*GRID[1:], world_size))]
     for layout in layouts:
         for ring_size in (size for size in range(1, world_size + 1) if world_size % size == 0):
-            for cross in CROSSES:
-                shape = ForwardShape(blocks=2, heads=7, head_dim=8, out_channels=6, batch=2, cross=cross)
-                form = "" if cross is None else ", V2A partial" if cross.partial else ", V2A exchanged"
+            for pair in CROSSES:
+                shape = ForwardShape(blocks=2, heads=7, head_dim=8, out_channels=6, batch=2, cross=pair)
+                form = "" if pair is None else ", V2A partial" if pair.partial else ", V2A exchanged"
                 name = f"{layout.describe()}, ring {ring_size} x Ulysses {world_size // ring_size}{form}"
                 rows.append((name, forward(shape, layout, meshes, ring_size, rank), forward_bytes(shape, layout, rank, ring_size)))
     meshes.close()
@@ -62,3 +63,13 @@ def test_counted_bytes_equal_the_formula(world_size: int) -> None:
         print(f"  {name:44} {' '.join(f'{count:7,}' for count in counted)}")
         assert counted == predicted, name
         assert min(counted) > 0
+
+
+def test_bench_of_both_cross_attention_forms() -> None:
+    [row] = cross.measure(2, lengths=(65,))
+    counts = FlatLayout(65, 2).counts
+    for partial, counted in ((True, row.partial_bytes), (False, row.exchanged_bytes)):
+        shape = CrossAttention(cross.QUERIES, cross.HEADS, cross.HEAD_DIM, partial)
+        assert counted == cross_bytes(shape, counts, 0, 2, 1)
+    assert row.difference < 0.02  # bf16
+    assert "65" in cross.format_rows([row])[1]
