@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from sp_core.host.entry import check_devices, patch_model
+from sp_core.host.entry import KEEP_LOADED, check_devices, patch_model
 
 
 class SPModelPatch(io.ComfyNode):
@@ -28,6 +28,15 @@ class SPModelPatch(io.ComfyNode):
                     tooltip="auto: all accelerators that ComfyUI sees. 0,1,3: these. cpu:4: four CPU workers (for tests). "
                     "With one device the model is returned unchanged.",
                 ),
+                io.Combo.Input(
+                    "keep_loaded",
+                    options=list(KEEP_LOADED),
+                    default="auto",
+                    optional=True,
+                    advanced=True,
+                    tooltip="When the workers' weights leave the devices. auto: when ComfyUI wants memory (VAE decode, another "
+                    "model, the unload button). always: only on the unload button. never: after each sampling.",
+                ),
             ],
             outputs=[io.Model.Output(tooltip="The same model; use it with any sampler or guider.")],
             hidden=[io.Hidden.dynprompt, io.Hidden.unique_id],
@@ -38,5 +47,5 @@ class SPModelPatch(io.ComfyNode):
         return check_devices(devices)
 
     @classmethod
-    def execute(cls, model, devices: str) -> io.NodeOutput:
-        return io.NodeOutput(patch_model(model, devices, cls.hidden.dynprompt, cls.hidden.unique_id))
+    def execute(cls, model, devices: str, keep_loaded: str = "auto") -> io.NodeOutput:
+        return io.NodeOutput(patch_model(model, devices, cls.hidden.dynprompt, cls.hidden.unique_id, keep_loaded))

@@ -178,3 +178,40 @@ def raise_interrupt() -> None:
 
     comfy.model_management.throw_exception_if_processing_interrupted()
     raise comfy.model_management.InterruptProcessingException
+
+
+def unload(patcher: Any) -> None:
+    """Take one model's weights off its device and give the memory back."""
+    import comfy.model_management as management
+
+    if hasattr(management, "unload_model_and_clones"):
+        management.unload_model_and_clones(patcher)
+    else:
+        management.unload_all_models()
+    management.soft_empty_cache()
+
+
+def loaded_weights(device: Any) -> int:
+    """Bytes of weights that the host's memory management has on ``device``."""
+    import comfy.model_management as management
+
+    loaded = (entry for entry in management.current_loaded_models if entry.device == device and entry.model is not None)
+    return sum(int(entry.model_loaded_memory()) for entry in loaded)
+
+
+def trim_cache(executor: Any, graph: dict[str, Any]) -> None:
+    """Drop cached outputs of nodes that are not in ``graph``: what the executor does when it gets a prompt."""
+    import torch
+
+    graph = {name: {"class_type": entry["class_type"], "inputs": dict(entry["inputs"])} for name, entry in graph.items()}
+    with torch.inference_mode():
+        executor.execute(graph, "sp-trim", {}, [])
+
+
+def show_text(node_id: str | None, text: str) -> None:
+    """A line under a node in the frontend; nothing where the host has no such thing."""
+    import server
+
+    instance = getattr(server.PromptServer, "instance", None)
+    if node_id is not None and instance is not None and hasattr(instance, "send_progress_text"):
+        instance.send_progress_text(text, node_id, instance.client_id)

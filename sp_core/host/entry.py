@@ -28,7 +28,10 @@ def sampler_choices() -> tuple[list[str], list[str]]:
     return list(comfy.samplers.KSampler.SAMPLERS), list(comfy.samplers.KSampler.SCHEDULERS)
 
 
-def patch_model(model: Any, devices: str, dynprompt: Any, unique_id: str, input_name: str = "model") -> Any:
+KEEP_LOADED = ("auto", "always", "never")
+
+
+def patch_model(model: Any, devices: str, dynprompt: Any, unique_id: str, keep_loaded: str = "auto") -> Any:
     """A MODEL that computes on ``devices``; the given one when there is only one device.
 
     Raises:
@@ -45,8 +48,8 @@ def patch_model(model: Any, devices: str, dynprompt: Any, unique_id: str, input_
         if model.sp.devices == chosen:
             return model
         raise SPError("The model was patched by another SP Model Patch with other devices; keep one of the two")
-    link = dynprompt.get_node(unique_id)["inputs"].get(input_name)
-    return make_sp_patcher(model, trace(dynprompt.get_node, link), chosen)
+    link = dynprompt.get_node(unique_id)["inputs"].get("model")
+    return make_sp_patcher(model, trace(dynprompt.get_node, link), chosen, keep_loaded)
 
 
 def _one_device(devices: tuple[WorkerDevice, ...]) -> str:

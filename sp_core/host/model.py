@@ -14,6 +14,7 @@ from ..pool.devices import WorkerDevice
 from ..pool.errors import Cancelled
 from . import compat
 from .options import for_workers
+from .progress import Watcher
 from .recipe import Recipe
 
 if TYPE_CHECKING:
@@ -39,25 +40,42 @@ class RunStats:
 class RemoteModel:
     """Shared by all clones of one patched MODEL. Implements :class:`.remote.Channel`."""
 
-    def __init__(self, recipe: Recipe, devices: tuple[WorkerDevice, ...], plan: SequencePlan) -> None:
+    def __init__(
+        self, recipe: Recipe, devices: tuple[WorkerDevice, ...], plan: SequencePlan, weight_bytes: int, keep_loaded: str = "auto"
+    ) -> None:
         self.recipe, self.devices, self.plan = recipe, devices, plan
+        self.weight_bytes, self.keep_loaded = weight_bytes, keep_loaded
         self.run = RunStats()
+        #: bytes that worker 0 holds on its device, as far as this process knows
+        self.resident_bytes = 0
         #: the node that made this object ran the graph anew: files may have changed, so the workers look again
         self.fresh = True
         self._told: set[str] = set()
 
     # -- a sampling run ----------------------------------------------------------------
 
-    def prepare(self, patcher: Any) -> None:
+    def prepare(self) -> None:
         """Before sampling: workers up, model there."""
         self.run = RunStats()
         self._session().ensure(self)
+        self.resident_bytes = self.weight_bytes
 
     def finish(self) -> None:
         """After sampling, also after a failed one."""
         pool = self._session().running_pool()
         if pool is not None:
             pool.forget_sent()
+            if self.keep_loaded == "never":
+                self.release()
+
+    def release(self) -> None:
+        """Weights off the devices; the next sampling brings them back."""
+        self.resident_bytes = 0
+        self._session().release(self)
+
+    def shares(self, device: torch.device) -> bool:
+        """A worker computes on ``device`` of this process."""
+        return any(worker.kind == device.type and (worker.kind == "cpu" or worker.index == (device.index or 0)) for worker in self.devices)
 
     def _session(self) -> Any:
         from .session import session
@@ -92,7 +110,7 @@ class RemoteModel:
                 body,
                 device=device,
                 doing=f"computing a step of {self.plan.architecture}",
-                watch=lambda _: compat.interrupted(),
+                watch=Watcher(f"{self.plan.architecture} step"),
                 volatile=("named.x", "named.timestep"),
             )
         except Cancelled:

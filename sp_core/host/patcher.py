@@ -25,6 +25,7 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
     """
 
     sp: RemoteModel
+    _keeps = False
 
     def clone(self, *args: Any, **kwargs: Any) -> SPModelPatcher:
         other = super().clone(*args, **kwargs)
@@ -32,12 +33,42 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
         return other
 
     def pre_run(self) -> None:
-        self.sp.prepare(self)
+        self.sp.prepare()
         super().pre_run()
 
     def cleanup(self) -> None:
         super().cleanup()
         self.sp.finish()
+
+    # -- memory: what worker 0 holds on this process's device is what the host manages ----
+
+    def loaded_size(self) -> int:
+        return min(self.model_size(), self.sp.resident_bytes)
+
+    def partially_load(self, device_to: Any, extra_memory: Any = 0, force_patch_weights: bool = False) -> int:
+        before = self.loaded_size()
+        self.patch_model(device_to, load_weights=False)
+        self.sp.prepare()
+        self.model.device = device_to
+        return self.loaded_size() - before
+
+    def partially_unload(self, device_to: Any, memory_to_free: Any = 0, force_patch_weights: bool = False) -> int:
+        """The host wants memory: the workers' weights leave the devices. All or nothing, so the answer is their size."""
+        if self.sp.keep_loaded == "always":
+            self._keeps = True
+            return 0
+        freed = self.loaded_size()
+        self.sp.release()
+        return freed
+
+    def detach(self, unpatch_all: bool = True) -> Any:
+        # the host goes on to detach what did not free enough; only a bigger wish, or the unload button, comes here alone
+        keeps, self._keeps = self._keeps, False
+        if unpatch_all and not keeps:
+            self.sp.release()
+        result = super().detach(unpatch_all)
+        self.model.device = self.offload_device
+        return result
 
     # -- what only the workers could honour ------------------------------------------
 
@@ -79,7 +110,9 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
         return placed_too_late(what, f"{class_type} (node {node_id})" if class_type else "the node that adds it")
 
 
-def make_sp_patcher(source: comfy.model_patcher.ModelPatcher, recipe: Recipe, devices: tuple[WorkerDevice, ...]) -> SPModelPatcher:
+def make_sp_patcher(
+    source: comfy.model_patcher.ModelPatcher, recipe: Recipe, devices: tuple[WorkerDevice, ...], keep_loaded: str = "auto"
+) -> SPModelPatcher:
     """Wrap what a node received: same options, same sampling, computing on ``devices``.
 
     Raises:
@@ -87,10 +120,12 @@ def make_sp_patcher(source: comfy.model_patcher.ModelPatcher, recipe: Recipe, de
     """
     local = source.get_model_object("diffusion_model")
     plan = plan_for(local)
-    sp = RemoteModel(recipe, devices, plan)
+    sp = RemoteModel(recipe, devices, plan, source.model_size(), keep_loaded)
     base = _own_base_model(source.model)
     base.diffusion_model = make_remote(local, plan, sp)
-    patcher = SPModelPatcher(base, source.load_device, source.offload_device, size=source.model_size())
+    # weights that lie on other devices than this process's are none of its memory management's business
+    size = source.model_size() if sp.shares(source.load_device) else 1
+    patcher = SPModelPatcher(base, source.load_device, source.offload_device, size=size)
     patcher.sp = sp
 
     options = comfy.utils.deepcopy_list_dict(source.model_options)
@@ -122,5 +157,6 @@ def _own_base_model(base: Any) -> Any:
         "current_weight_patches_uuid": None,
         "model_offload_buffer_memory": 0,
         "current_patcher": None,
+        "device": None,
     }
     return own

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class HostService:
-    """Answers ``load``, ``forward``, ``call`` and ``free``; see :class:`sp_core.pool.worker.Service`."""
+    """Answers ``load``, ``forward``, ``call``, ``release`` and ``keep``; see :class:`sp_core.pool.worker.Service`."""
 
     def __init__(self, context: WorkerContext, options: dict[str, Any]) -> None:
         self.context = context
@@ -75,13 +75,25 @@ class HostService:
         self._activate(patcher, None)
         return getattr(patcher.model.diffusion_model, body["method"])(*body["args"], **body["kwargs"])
 
-    def _do_free(self, body: Any) -> dict[str, Any]:
-        import comfy.model_management
+    def _do_release(self, body: dict[str, Any]) -> None:
+        """Weights of one model off the device; it stays loaded in host memory as the host sees fit."""
+        patcher = self._models.get(body["key"])
+        if patcher is not None:
+            if self._active is patcher:
+                self._deactivate()
+            compat.unload(patcher)
+        self._show_weights()
 
-        self._deactivate()
-        comfy.model_management.unload_all_models()
-        comfy.model_management.soft_empty_cache()
-        return {}
+    def _do_keep(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Forget every model but these, on the device and in the cache of replayed graphs."""
+        for key in [key for key in self._models if key not in body["keys"]]:
+            patcher = self._models.pop(key)
+            if self._active is patcher:
+                self._deactivate()
+            compat.unload(patcher)
+        compat.trim_cache(self._executor, body["graph"])
+        self._show_weights()
+        return {"resident": list(self._models)}
 
     # -- models --------------------------------------------------------------------------
 
@@ -124,7 +136,11 @@ class HostService:
         if self._active is not patcher:
             patcher.pre_run()
             self._active = patcher
+        self._show_weights()
         self.context.show(Phase.COMPUTING)
+
+    def _show_weights(self) -> None:
+        self.context.board.show_weights(self.context.rank, compat.loaded_weights(self.context.device))
 
     def _deactivate(self) -> None:
         if self._active is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -15,7 +16,8 @@ from ..pool.errors import Cancelled, WorkerFailed
 from ..pool.launcher import ServiceSpec
 from . import compat
 from .arguments import worker_arguments
-from .recipe import union
+from .progress import Watcher
+from .recipe import Recipe, union
 
 if TYPE_CHECKING:
     from .model import RemoteModel
@@ -52,7 +54,10 @@ class Session:
 
     def ensure(self, model: RemoteModel) -> Pool:
         """The pool, with ``model`` loaded in every worker."""
-        self._models.add(model)
+        if model not in self._models:
+            self._models.add(model)
+            # a finalizer may run in the middle of a call of this very thread: prune in another
+            weakref.finalize(model, _prune_later, weakref.ref(self)).atexit = False
         pool = self.running_pool()
         if pool is not None and pool.devices != model.devices:
             log.info("the device list changed: restarting the workers")
@@ -67,7 +72,14 @@ class Session:
     def _start(self, devices: tuple[WorkerDevice, ...]) -> Pool:
         self.close()
         pool = Pool(devices, self._service(devices))
-        pool.start(watch=_raise_on_interrupt)
+        watcher = Watcher("starting")
+
+        def watch(pool: Pool) -> bool:
+            if watcher(pool):
+                compat.raise_interrupt()
+            return False
+
+        pool.start(watch=watch)
         self._pool, self._resident = pool, set()
         return pool
 
@@ -83,7 +95,7 @@ class Session:
 
     def _load(self, pool: Pool, model: RemoteModel) -> None:
         started = time.perf_counter()
-        live = [other.recipe for other in self._models if other.devices == model.devices]
+        live = self._live(model.devices)
         body = {
             "graph": union(live),
             "node": model.recipe.node,
@@ -93,7 +105,7 @@ class Session:
             "architecture": model.plan.architecture,
         }
         try:
-            reply = pool.call("load", body, doing="loading the model", watch=lambda _: compat.interrupted())
+            reply = pool.call("load", body, doing="loading the model", watch=Watcher("loading the model"))
         except Cancelled:
             compat.raise_interrupt()
         except WorkerFailed as error:
@@ -102,10 +114,33 @@ class Session:
         model.fresh = False
         log.info("model %s in %d workers after %.2f s", model.recipe.key, pool.world_size, time.perf_counter() - started)
 
+    def _live(self, devices: tuple[WorkerDevice, ...]) -> list[Recipe]:
+        return [model.recipe for model in list(self._models) if model.devices == devices]
+
+    def release(self, model: RemoteModel) -> None:
+        """The model's weights off the workers' devices."""
+        pool = self.running_pool()
+        if pool is not None and model.recipe.key in self._resident:
+            pool.call("release", {"key": model.recipe.key}, doing="taking weights off the devices")
+
+    def prune(self) -> None:
+        """Drop models in the workers whose MODEL the host has let go of."""
+        pool = self.running_pool()
+        if pool is None:
+            return
+        live = self._live(pool.devices)
+        keys = {recipe.key for recipe in live}
+        if self._resident - keys:
+            with contextlib.suppress(SPError):
+                reply = pool.call("keep", {"keys": sorted(keys), "graph": union(live)}, doing="dropping unused models")
+                self._resident = set(reply["resident"])
+
     def close(self) -> None:
         """End the workers."""
         pool, self._pool = self._pool, None
         self._resident = set()
+        for model in list(self._models):
+            model.resident_bytes = 0
         if pool is not None:
             pool.shutdown()
 
@@ -117,7 +152,7 @@ def _with_origin(text: str, model: RemoteModel) -> str:
     return text
 
 
-def _raise_on_interrupt(pool: Pool) -> bool:
-    if compat.interrupted():
-        compat.raise_interrupt()
-    return False
+def _prune_later(reference: weakref.ref[Session]) -> None:
+    session = reference()
+    if session is not None:
+        threading.Thread(target=session.prune, name="sp-prune", daemon=True).start()

@@ -35,7 +35,7 @@ class Phase(IntEnum):
 
 _CANCEL, _ABORT, _LEADER_GO, _LEADER_STOP = range(4)
 _HEAD, _PER_RANK = 8, 8
-_TICKS, _PHASE, _BLOCK, _BLOCKS = range(4)
+_TICKS, _PHASE, _BLOCK, _BLOCKS, _WEIGHTS = range(5)
 
 
 class Board:
@@ -70,7 +70,14 @@ class Board:
         """(blocks done, blocks in all) of the forward that the rank is in."""
         return int(self._slots[self._at(rank, _BLOCK)]), int(self._slots[self._at(rank, _BLOCKS)])
 
+    def weights(self, rank: int) -> int:
+        """Bytes of model weights that the rank holds on its device."""
+        return int(self._slots[self._at(rank, _WEIGHTS)])
+
     # -- ranks ---------------------------------------------------------------
+
+    def show_weights(self, rank: int, count: int) -> None:
+        self._slots[self._at(rank, _WEIGHTS)] = count
 
     def show(self, rank: int, phase: Phase, block: int = 0, blocks: int = 0) -> None:
         self._slots[self._at(rank, _PHASE)] = phase

@@ -64,6 +64,8 @@ class Pool:
         self.world_size = len(self.devices)
         self.last_call = CallStats()
         self.usable = False
+        #: ranks that have not joined yet
+        self.waiting = set(range(self.world_size))
         self._request = 0
         self._lock = threading.RLock()
         self._events: queue.SimpleQueue[tuple[int, Frame | None]] = queue.SimpleQueue()
@@ -90,14 +92,13 @@ class Pool:
         try:
             self.workers.start(board=self._board_arena.path, requests=self._requests.path, replies=[arena.path for arena in self._replies])
             threading.Thread(target=self._join, name="sp-join", daemon=True).start()
-            waiting = set(range(self.world_size))
-            while waiting:
+            while self.waiting:
                 for rank, _ in self._incoming():
-                    waiting.discard(rank)
+                    self.waiting.discard(rank)
                 if watch is not None:
                     watch(self)
-                if waiting and time.monotonic() - started > CONNECT_TIMEOUT_S:
-                    raise WorkerTimeout(sorted(waiting), CONNECT_TIMEOUT_S, "starting")
+                if self.waiting and time.monotonic() - started > CONNECT_TIMEOUT_S:
+                    raise WorkerTimeout(sorted(self.waiting), CONNECT_TIMEOUT_S, "starting")
         except BaseException:
             self.shutdown(grace_s=0)
             raise
