@@ -94,6 +94,7 @@ class ShmTransport(Transport):
             problems = all_gather_bytes(group, problem.encode())
             if not any(problems):
                 pids = [pid for (pid,) in all_gather_ints(group, [os.getpid()])]
+                assert context is not None
                 return cls(rank, world_size, library, context, file, pids, timeout_s=timeout_s, should_abort=should_abort)
             if context:
                 library.sp_leave(context)
