@@ -15,7 +15,7 @@ from ..errors import SPError
 from ..plans import Engine, plan_named
 from ..pool.board import Phase
 from ..pool.worker import WorkerContext
-from . import compat
+from . import compat, verify
 from .options import AROUND_THE_MODEL, name_of, patches_in
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,8 @@ class HostService:
         with engine.installed(model) as run:
             output = getattr(model, body["method"])(**body["named"], transformer_options=options, **body["extra"])
             run.check()
+        if verify.wanted():
+            verify.check_ranks_agree(output)
         return {
             "output": output,
             "stats": {

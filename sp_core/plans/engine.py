@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..comm import Transport
 from ..errors import SPError
+from ..layout import FlatLayout, SequenceLayout
 from .override import HeldMask, mark
 from .plan import Attention, Cut, SequencePlan, Site
 from .run import Escaped, Run
@@ -73,16 +74,17 @@ class Engine:
         plan = self.plan
         names = _parameter_names(type(block).forward)
 
-        def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
             self._enter_block(index, blocks)
             call = Arguments(names, args, kwargs)
             stream = call.get(plan.stream)
             tokens = stream if plan.stream_item is None else stream[plan.stream_item]
+            first = not run.decided
+            if first:
+                run.start(self._layout(model, call, tokens))
             if not run.started:
-                run.start(plan.choose_layout(model, call.by_name(), tokens, self.transport.world_size))
-                tokens = run.layout.shard(tokens, run.rank, 1)
-            else:
-                tokens = run.local_stream(tokens)
+                return None
+            tokens = run.layout.shard(tokens, run.rank, 1) if first else run.local_stream(tokens)
             if plan.stream_item is not None:
                 tokens = type(stream)(tokens if i == plan.stream_item else x for i, x in enumerate(stream))
             call.set(plan.stream, tokens)
@@ -91,6 +93,8 @@ class Engine:
             return tuple(call.args), call.kwargs
 
         def after(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+            if not run.started:
+                return
             options = Arguments(names, args, kwargs).get("transformer_options") or {}
             expected = any(not attention.skipped(options) for attention in plan.attentions if attention.kind == "self")
             if expected and not plan.idle(options) and not run.attended:
@@ -101,11 +105,19 @@ class Engine:
         for attention in plan.attentions:
             self._hook_attention(block.get_submodule(attention.module), attention, f"{attention.module} of block {index}", run, undo)
 
+    def _layout(self, model: nn.Module, call: Arguments, tokens_BTC: Tensor) -> SequenceLayout:
+        world_size = self.transport.world_size
+        layout = self.plan.choose_layout(model, call.by_name(), tokens_BTC, world_size)
+        # a grid can be too small for as many tiles as ranks where its tokens are still enough for all
+        return FlatLayout(tokens_BTC.size(1), world_size) if 0 in layout.counts else layout
+
     def _hook_attention(self, module: nn.Module, attention: Attention, where: str, run: Run, undo: contextlib.ExitStack) -> None:
         names = _parameter_names(type(module).forward)
         attended: list[int] = []
 
-        def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+            if not run.started:
+                return None
             call = Arguments(names, args, kwargs)
             mask = call.get(attention.mask_parameter)
             if attention.mask_attention is not None and mask is not None and not isinstance(mask, Tensor):
@@ -116,6 +128,8 @@ class Engine:
             return tuple(call.args), call.kwargs
 
         def after(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+            if not run.started:
+                return
             options = Arguments(names, args, kwargs).get("transformer_options") or {}
             if run.attended == attended.pop() and not attention.skipped(options):
                 raise Escaped(where)

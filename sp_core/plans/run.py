@@ -27,6 +27,8 @@ class Run:
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self._layout: SequenceLayout | None = None
+        #: the first block has decided how the sequence lies
+        self.decided = False
         self.gathered = False
         self.attended = 0
         # keyed by identity; the value is kept alive so that its id stays its own
@@ -39,15 +41,19 @@ class Run:
 
     @property
     def started(self) -> bool:
+        """The sequence is split. False before the first block, and for good when there are too few tokens to share."""
         return self._layout is not None
 
     def start(self, layout: SequenceLayout) -> None:
         if layout.world_size != self.world_size:
             raise SPError(f"a layout for {layout.world_size} ranks was made for a world of {self.world_size}")
-        self._layout = layout
+        self.decided = True
+        # models reshape by their token count and cannot do that with none: then every rank computes the whole sequence
+        if 0 not in layout.counts:
+            self._layout = layout
 
     def local_stream(self, tokens: Tensor) -> Tensor:
-        """This rank's tokens: cut at the first block, already local afterwards."""
+        """The tokens that a later block was given: local already."""
         count = self.layout.counts[self.rank]
         if tokens.size(1) != count:
             raise SPError(
