@@ -1,0 +1,344 @@
+"""The shipped workflows, as the graphs that they are: nodes, places, wires, model files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+_WAN22 = "https://huggingface.co/Comfy-Org/Wan_2.2_ComfyUI_Repackaged/resolve/main/split_files"
+_WAN21 = "https://huggingface.co/Comfy-Org/Wan_2.1_ComfyUI_repackaged/resolve/main/split_files"
+_LTX2 = "https://huggingface.co/Lightricks/LTX-2/resolve/main"
+_LTX2_SPLIT = "https://huggingface.co/Comfy-Org/ltx-2/resolve/main/split_files"
+_LTX23 = "https://huggingface.co/Lightricks/LTX-2.3/resolve/main"
+_LTX23_SPLIT = "https://huggingface.co/Comfy-Org/ltx-2.3/resolve/main/split_files"
+
+#: model file -> (folder below models/, where the release publishes it)
+MODELS = {
+    "wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors": ("diffusion_models", f"{_WAN22}/diffusion_models"),
+    "wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors": ("diffusion_models", f"{_WAN22}/diffusion_models"),
+    "wan2.2_ti2v_5B_fp16.safetensors": ("diffusion_models", f"{_WAN22}/diffusion_models"),
+    "wan2.2_vae.safetensors": ("vae", f"{_WAN22}/vae"),
+    "wan2.1_t2v_1.3B_fp16.safetensors": ("diffusion_models", f"{_WAN21}/diffusion_models"),
+    "wan_2.1_vae.safetensors": ("vae", f"{_WAN21}/vae"),
+    "umt5_xxl_fp8_e4m3fn_scaled.safetensors": ("text_encoders", f"{_WAN21}/text_encoders"),
+    "ltx-2-19b-dev-fp8.safetensors": ("checkpoints", _LTX2),
+    "gemma_3_12B_it_fp4_mixed.safetensors": ("text_encoders", f"{_LTX2_SPLIT}/text_encoders"),
+    "ltx-2.3-22b-dev-fp8.safetensors": ("checkpoints", "https://huggingface.co/Lightricks/LTX-2.3-fp8/resolve/main"),
+    "ltx_2.3_22b_distilled_1.1_lora_dynamic_fro09_avg_rank_111_bf16.safetensors": ("loras", f"{_LTX23_SPLIT}/loras"),
+    "ltx-2.3-spatial-upscaler-x2-1.1.safetensors": ("latent_upscale_models", _LTX23),
+}
+
+#: the negative prompt that the Wan release recommends
+_WAN_NEGATIVE = (
+    "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低质量，JPEG压缩残留，丑陋的，残缺的，"
+    "多余的手指，画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走"
+)
+_LTX_NEGATIVE = "blurry, low quality, still frame, watermark, overlay, titles, subtitles"
+_FOX = "A red fox trots through deep snow between pine trees, the camera follows at its side, morning light, powder snow flies up."
+_HARBOUR = (
+    "A fishing boat leaves a small harbour at dawn. The engine chugs, gulls cry, waves slap against the hull. The camera stands on "
+    "the pier and slowly turns after the boat as it passes the lighthouse."
+)
+_MODEL_COLUMN, _PROMPT_COLUMN, _PATCH_COLUMN, _SAMPLE_COLUMN, _OUTPUT_COLUMN = 0, 420, 900, 1240, 1640
+
+
+@dataclass
+class Node:
+    """One node; ``node[i]`` is its i-th output."""
+
+    id: int
+    type: str
+    pos: tuple[int, int]
+    values: dict[str, Any]
+    title: str | None = None
+    size: tuple[int, int] | None = None
+    #: what the frontend does to a seed after a run
+    after: str = "fixed"
+
+    def __getitem__(self, output: int) -> Wire:
+        return Wire(self.id, output)
+
+
+@dataclass(frozen=True)
+class Wire:
+    node: int
+    output: int
+
+
+@dataclass
+class Graph:
+    """One workflow; ``note`` is shown beside the nodes."""
+
+    name: str
+    note: str
+    nodes: list[Node] = field(default_factory=list)
+    groups: list[tuple[str, tuple[int, int, int, int]]] = field(default_factory=list)
+
+    def add(self, type: str, x: int, y: int, title: str | None = None, size: tuple[int, int] | None = None, /, **values: Any) -> Node:
+        self.nodes.append(Node(len(self.nodes) + 1, type, (x, y), values, title, size))
+        return self.nodes[-1]
+
+    def group(self, title: str, x: int, y: int, width: int, height: int) -> None:
+        self.groups.append((title, (x, y, width, height)))
+
+
+def all_graphs() -> list[Graph]:
+    return [wan22_14b(), wan22_5b(), wan21(), ltx2(), ltx23()]
+
+
+def _patch(graph: Graph, model: Wire, x: int, y: int, title: str | None = None) -> Node:
+    return graph.add("SPModelPatch", x, y, title, (290, 110), model=model, devices="auto")
+
+
+def _prompts(graph: Graph, clip: Wire, positive: str, negative: str) -> tuple[Node, Node]:
+    first = graph.add("CLIPTextEncode", _PROMPT_COLUMN, 40, "Prompt", (430, 190), clip=clip, text=positive)
+    second = graph.add("CLIPTextEncode", _PROMPT_COLUMN, 280, "Negative prompt", (430, 190), clip=clip, text=negative)
+    graph.group("Prompt", _PROMPT_COLUMN - 20, -40, 470, 530)
+    return first, second
+
+
+def _video(graph: Graph, images: Wire, fps: float, prefix: str, y: int, audio: Wire | None = None) -> None:
+    sound = {} if audio is None else {"audio": audio}
+    video = graph.add("CreateVideo", _OUTPUT_COLUMN, y, None, (270, 110), images=images, fps=fps, **sound)
+    graph.add("SaveVideo", _OUTPUT_COLUMN + 310, 40, None, (440, 420), video=video[0], filename_prefix=prefix)
+
+
+def wan22_14b() -> Graph:
+    graph = Graph(
+        "wan2.2_14B_t2v",
+        "## Wan 2.2 14B, text to video, on all GPUs\n\nEach of the two models gets its own **SP Model Patch**: the workers keep both. "
+        "Everything else is the usual graph.\n\n`devices`: `auto` takes every GPU, `0,1` takes these two.\n\n"
+        "A LoRA goes between the loader and SP Model Patch.",
+    )
+    high = graph.add("UNETLoader", _MODEL_COLUMN, 40, "High noise", (360, 90), unet_name="wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors")
+    low = graph.add("UNETLoader", _MODEL_COLUMN, 180, "Low noise", (360, 90), unet_name="wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors")
+    clip = graph.add("CLIPLoader", _MODEL_COLUMN, 320, None, (360, 110), clip_name="umt5_xxl_fp8_e4m3fn_scaled.safetensors", type="wan")
+    vae = graph.add("VAELoader", _MODEL_COLUMN, 480, None, (360, 60), vae_name="wan_2.1_vae.safetensors")
+    graph.group("Models", _MODEL_COLUMN - 20, -40, 400, 600)
+    positive, negative = _prompts(graph, clip[0], _FOX, _WAN_NEGATIVE)
+    latent = graph.add("EmptyHunyuanLatentVideo", _PROMPT_COLUMN, 540, None, (430, 140), width=832, height=480, length=81)
+    shift_high = graph.add("ModelSamplingSD3", _PATCH_COLUMN, 40, None, (290, 60), model=high[0], shift=5.0)
+    shift_low = graph.add("ModelSamplingSD3", _PATCH_COLUMN, 320, None, (290, 60), model=low[0], shift=5.0)
+    patch_high = _patch(graph, shift_high[0], _PATCH_COLUMN, 150, "SP Model Patch (high noise)")
+    patch_low = _patch(graph, shift_low[0], _PATCH_COLUMN, 430, "SP Model Patch (low noise)")
+    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 620)
+    common = {"positive": positive[0], "negative": negative[0], "steps": 20, "cfg": 3.5, "sampler_name": "euler", "scheduler": "simple"}
+    first = graph.add(
+        "KSamplerAdvanced",
+        _SAMPLE_COLUMN,
+        40,
+        "High noise steps",
+        (340, 340),
+        **{"model": patch_high[0], "latent_image": latent[0], "noise_seed": 42, **common},
+        add_noise="enable",
+        start_at_step=0,
+        end_at_step=10,
+        return_with_leftover_noise="enable",
+    )
+    second = graph.add(
+        "KSamplerAdvanced",
+        _SAMPLE_COLUMN,
+        440,
+        "Low noise steps",
+        (340, 340),
+        **{"model": patch_low[0], "latent_image": first[0], "noise_seed": 0, **common},
+        add_noise="disable",
+        start_at_step=10,
+        end_at_step=10000,
+        return_with_leftover_noise="disable",
+    )
+    images = graph.add("VAEDecode", _OUTPUT_COLUMN, 40, None, (270, 60), samples=second[0], vae=vae[0])
+    _video(graph, images[0], 16, "video/wan2.2_14B", 150)
+    return graph
+
+
+def wan22_5b() -> Graph:
+    graph = Graph(
+        "wan2.2_5B_ti2v",
+        "## Wan 2.2 5B, text or image to video, on all GPUs\n\nFor image to video connect a Load Image to `start_image` of "
+        "**Wan22ImageToVideoLatent**; the first frame then has a timestep of its own, and each GPU works on a tile of all frames.\n\n"
+        "`devices`: `auto` takes every GPU, `0,1` takes these two.",
+    )
+    unet = graph.add("UNETLoader", _MODEL_COLUMN, 40, None, (360, 90), unet_name="wan2.2_ti2v_5B_fp16.safetensors")
+    clip = graph.add("CLIPLoader", _MODEL_COLUMN, 180, None, (360, 110), clip_name="umt5_xxl_fp8_e4m3fn_scaled.safetensors", type="wan")
+    vae = graph.add("VAELoader", _MODEL_COLUMN, 340, None, (360, 60), vae_name="wan2.2_vae.safetensors")
+    graph.group("Models", _MODEL_COLUMN - 20, -40, 400, 460)
+    positive, negative = _prompts(graph, clip[0], _FOX, _WAN_NEGATIVE)
+    latent = graph.add("Wan22ImageToVideoLatent", _PROMPT_COLUMN, 540, None, (430, 170), vae=vae[0], width=1280, height=704, length=121)
+    shift = graph.add("ModelSamplingSD3", _PATCH_COLUMN, 40, None, (290, 60), model=unet[0], shift=8.0)
+    patch = _patch(graph, shift[0], _PATCH_COLUMN, 150)
+    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 340)
+    sampled = graph.add(
+        "KSampler",
+        _SAMPLE_COLUMN,
+        40,
+        None,
+        (340, 280),
+        model=patch[0],
+        positive=positive[0],
+        negative=negative[0],
+        latent_image=latent[0],
+        seed=42,
+        steps=20,
+        cfg=5.0,
+        sampler_name="uni_pc",
+        scheduler="simple",
+    )
+    images = graph.add("VAEDecode", _OUTPUT_COLUMN, 40, None, (270, 60), samples=sampled[0], vae=vae[0])
+    _video(graph, images[0], 24, "video/wan2.2_5B", 150)
+    return graph
+
+
+def wan21() -> Graph:
+    graph = Graph(
+        "wan2.1_1.3B_t2v",
+        "## Wan 2.1 1.3B, text to video, with SP Sampler\n\n**SP Sampler** is KSampler plus `devices`: it patches the model itself and "
+        "reports how the work was split and what it cost.\n\nA model this small gains little from many GPUs; it is a quick first try.",
+    )
+    unet = graph.add("UNETLoader", _MODEL_COLUMN, 40, None, (360, 90), unet_name="wan2.1_t2v_1.3B_fp16.safetensors")
+    clip = graph.add("CLIPLoader", _MODEL_COLUMN, 180, None, (360, 110), clip_name="umt5_xxl_fp8_e4m3fn_scaled.safetensors", type="wan")
+    vae = graph.add("VAELoader", _MODEL_COLUMN, 340, None, (360, 60), vae_name="wan_2.1_vae.safetensors")
+    graph.group("Models", _MODEL_COLUMN - 20, -40, 400, 460)
+    positive, negative = _prompts(graph, clip[0], _FOX, _WAN_NEGATIVE)
+    latent = graph.add("EmptyHunyuanLatentVideo", _PROMPT_COLUMN, 540, None, (430, 140), width=832, height=480, length=81)
+    shift = graph.add("ModelSamplingSD3", _PATCH_COLUMN, 40, None, (290, 60), model=unet[0], shift=8.0)
+    sampled = graph.add(
+        "SPSampler",
+        _SAMPLE_COLUMN,
+        40,
+        None,
+        (340, 310),
+        model=shift[0],
+        positive=positive[0],
+        negative=negative[0],
+        latent_image=latent[0],
+        seed=42,
+        steps=30,
+        cfg=6.0,
+        sampler_name="uni_pc",
+        scheduler="simple",
+        devices="auto",
+    )
+    graph.group("Sequence parallel", _SAMPLE_COLUMN - 20, -40, 380, 640)
+    graph.add("PreviewAny", _SAMPLE_COLUMN, 410, "Report", (340, 170), source=sampled[1])
+    images = graph.add("VAEDecode", _OUTPUT_COLUMN, 40, None, (270, 60), samples=sampled[0], vae=vae[0])
+    _video(graph, images[0], 16, "video/wan2.1_1.3B", 150)
+    return graph
+
+
+def _ltx_models(graph: Graph, checkpoint: str) -> tuple[Node, Node, Node]:
+    loader = graph.add("CheckpointLoaderSimple", _MODEL_COLUMN, 40, None, (360, 110), ckpt_name=checkpoint)
+    encoder = graph.add(
+        "LTXAVTextEncoderLoader",
+        _MODEL_COLUMN,
+        200,
+        None,
+        (360, 120),
+        text_encoder="gemma_3_12B_it_fp4_mixed.safetensors",
+        ckpt_name=checkpoint,
+    )
+    audio_vae = graph.add("LTXVAudioVAELoader", _MODEL_COLUMN, 370, None, (360, 60), ckpt_name=checkpoint)
+    return loader, encoder, audio_vae
+
+
+def _ltx_latent(graph: Graph, audio_vae: Wire, width: int, height: int, fps: int, y: int) -> Node:
+    video = graph.add("EmptyLTXVLatentVideo", _PROMPT_COLUMN, y, None, (430, 140), width=width, height=height, length=121)
+    audio = graph.add(
+        "LTXVEmptyLatentAudio", _PROMPT_COLUMN, y + 190, None, (430, 120), frames_number=121, frame_rate=float(fps), audio_vae=audio_vae
+    )
+    return graph.add("LTXVConcatAVLatent", _PROMPT_COLUMN, y + 360, None, (430, 60), video_latent=video[0], audio_latent=audio[0])
+
+
+def _ltx_output(graph: Graph, sampled: Wire, vae: Wire, audio_vae: Wire, fps: int, prefix: str) -> None:
+    parts = graph.add("LTXVSeparateAVLatent", _OUTPUT_COLUMN, 40, None, (270, 60), av_latent=sampled)
+    images = graph.add("VAEDecodeTiled", _OUTPUT_COLUMN, 150, None, (270, 160), samples=parts[0], vae=vae)
+    sound = graph.add("LTXVAudioVAEDecode", _OUTPUT_COLUMN, 360, None, (270, 60), samples=parts[1], audio_vae=audio_vae)
+    _video(graph, images[0], fps, prefix, 470, sound[0])
+
+
+def ltx2() -> Graph:
+    graph = Graph(
+        "ltx2_av_t2v",
+        "## LTX-2, text to video with sound, on all GPUs\n\nThe video is split over the GPUs; the sound, which is short, is computed on "
+        "each.\n\n`devices`: `auto` takes every GPU, `0,1` takes these two.\n\nWidth and height are multiples of 32, the length is a "
+        "multiple of 8 plus 1. The three loaders read one file.",
+    )
+    loader, encoder, audio_vae = _ltx_models(graph, "ltx-2-19b-dev-fp8.safetensors")
+    graph.group("Models", _MODEL_COLUMN - 20, -40, 400, 490)
+    positive, negative = _prompts(graph, encoder[0], _HARBOUR, _LTX_NEGATIVE)
+    latent = _ltx_latent(graph, audio_vae[0], 768, 512, 24, 540)
+    patch = _patch(graph, loader[0], _PATCH_COLUMN, 40)
+    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 230)
+    rate = graph.add("LTXVConditioning", _PATCH_COLUMN, 280, None, (290, 80), positive=positive[0], negative=negative[0], frame_rate=24.0)
+    sigmas = graph.add("LTXVScheduler", _PATCH_COLUMN, 410, None, (290, 160), steps=20, latent=latent[0])
+    guider = graph.add("CFGGuider", _SAMPLE_COLUMN, 40, None, (340, 100), model=patch[0], positive=rate[0], negative=rate[1], cfg=4.0)
+    noise = graph.add("RandomNoise", _SAMPLE_COLUMN, 190, None, (340, 90), noise_seed=42)
+    sampler = graph.add("KSamplerSelect", _SAMPLE_COLUMN, 330, None, (340, 60), sampler_name="euler")
+    sampled = graph.add(
+        "SamplerCustomAdvanced",
+        _SAMPLE_COLUMN,
+        440,
+        None,
+        (340, 120),
+        noise=noise[0],
+        guider=guider[0],
+        sampler=sampler[0],
+        sigmas=sigmas[0],
+        latent_image=latent[0],
+    )
+    _ltx_output(graph, sampled[0], loader[2], audio_vae[0], 24, "video/ltx2")
+    return graph
+
+
+def ltx23() -> Graph:
+    graph = Graph(
+        "ltx2.3_av_t2v_distilled",
+        "## LTX-2.3, text to video with sound, two stages, on all GPUs\n\nThe distilled LoRA lets 8 + 3 steps do. The second stage works "
+        "on four times the tokens; one **SP Model Patch** serves both.\n\nThe LoRA stands before SP Model Patch: the workers load it too.",
+    )
+    loader, encoder, audio_vae = _ltx_models(graph, "ltx-2.3-22b-dev-fp8.safetensors")
+    lora = graph.add(
+        "LoraLoaderModelOnly",
+        _MODEL_COLUMN,
+        480,
+        None,
+        (360, 90),
+        lora_name="ltx_2.3_22b_distilled_1.1_lora_dynamic_fro09_avg_rank_111_bf16.safetensors",
+        strength_model=0.5,
+        model=loader[0],
+    )
+    upscaler = graph.add(
+        "LatentUpscaleModelLoader", _MODEL_COLUMN, 620, None, (360, 60), model_name="ltx-2.3-spatial-upscaler-x2-1.1.safetensors"
+    )
+    graph.group("Models", _MODEL_COLUMN - 20, -40, 400, 740)
+    positive, negative = _prompts(graph, encoder[0], _HARBOUR, _LTX_NEGATIVE)
+    latent = _ltx_latent(graph, audio_vae[0], 640, 352, 24, 540)
+    patch = _patch(graph, lora[0], _PATCH_COLUMN, 40)
+    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 230)
+    rate = graph.add("LTXVConditioning", _PATCH_COLUMN, 280, None, (290, 80), positive=positive[0], negative=negative[0], frame_rate=24.0)
+    guider = graph.add("CFGGuider", _PATCH_COLUMN, 410, None, (290, 100), model=patch[0], positive=rate[0], negative=rate[1], cfg=1.0)
+    sampler = graph.add("KSamplerSelect", _PATCH_COLUMN, 560, None, (290, 60), sampler_name="euler")
+    noise = graph.add("RandomNoise", _PATCH_COLUMN, 670, None, (290, 90), noise_seed=42)
+    first_sigmas = graph.add(
+        "ManualSigmas",
+        _SAMPLE_COLUMN,
+        40,
+        "Sigmas, stage 1",
+        (340, 60),
+        sigmas="1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0",
+    )
+    common = {"noise": noise[0], "guider": guider[0], "sampler": sampler[0]}
+    first = graph.add(
+        "SamplerCustomAdvanced", _SAMPLE_COLUMN, 150, "Stage 1", (340, 120), **common, sigmas=first_sigmas[0], latent_image=latent[0]
+    )
+    parts = graph.add("LTXVSeparateAVLatent", _SAMPLE_COLUMN, 320, None, (340, 60), av_latent=first[0])
+    larger = graph.add(
+        "LTXVLatentUpsampler", _SAMPLE_COLUMN, 430, None, (340, 80), samples=parts[0], upscale_model=upscaler[0], vae=loader[2]
+    )
+    joined = graph.add("LTXVConcatAVLatent", _SAMPLE_COLUMN, 560, None, (340, 60), video_latent=larger[0], audio_latent=parts[1])
+    second_sigmas = graph.add("ManualSigmas", _SAMPLE_COLUMN, 670, "Sigmas, stage 2", (340, 60), sigmas="0.85, 0.7250, 0.4219, 0.0")
+    second = graph.add(
+        "SamplerCustomAdvanced", _SAMPLE_COLUMN, 780, "Stage 2", (340, 120), **common, sigmas=second_sigmas[0], latent_image=joined[0]
+    )
+    _ltx_output(graph, second[0], loader[2], audio_vae[0], 24, "video/ltx2.3")
+    return graph
