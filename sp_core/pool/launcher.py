@@ -1,7 +1,6 @@
 """Starts the worker processes and a private directory for them; ends both.
 
-Processes, log files and the console's rank prefix are torch's own
-(``torch.distributed.elastic.multiprocessing``). A worker leaves when the process that
+Processes and log files are torch's own (``torch.distributed.elastic.multiprocessing``). A worker leaves when the process that
 started it is gone, see :mod:`.worker`.
 """
 
@@ -15,14 +14,16 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, Std, start_processes
 
+from .console import Console
 from .devices import WorkerDevice, visible_devices_environment
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Workers:
         # mkdtemp makes it 0700
         self.directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         self._context: PContext | None = None
+        self._console: Console | None = None
         self._spec = service
 
     def start(self, *, board: str, requests: str, replies: list[str]) -> None:
@@ -68,14 +70,15 @@ class Workers:
         config_path.write_text(json.dumps(config))
         bootstrap = Path(__file__).with_name("bootstrap.py")
         ranks = range(len(self.devices))
-        self._context = start_processes(
+        self._context = _in_a_thread(
+            start_processes,
             name="sp",
             entrypoint=sys.executable,
             args={rank: ("-u", str(bootstrap), str(config_path), str(rank)) for rank in ranks},
             envs={rank: self._environment(rank) for rank in ranks},
-            logs_specs=DefaultLogsSpecs(log_dir=str(self.directory / "logs"), redirects=Std.ALL, tee=Std.ALL),
-            log_line_prefixes={rank: f"[SP rank {rank}] " for rank in ranks},
+            logs_specs=DefaultLogsSpecs(log_dir=str(self.directory / "logs"), redirects=Std.ALL),
         )
+        self._console = Console({rank: [self._context.stdouts[rank], self._context.stderrs[rank]] for rank in ranks})
 
     def _environment(self, rank: int) -> dict[str, str]:
         device = self.devices[rank]
@@ -134,11 +137,50 @@ class Workers:
             for pid in self.pids():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
-            self._context.close(death_sig=signal.SIGKILL, timeout=5)
+            with _quiet():
+                self._context.close(death_sig=signal.SIGKILL, timeout=5)
             self._context = None
+        if self._console is not None:
+            self._console.close()
+            self._console = None
 
     def remove_directory(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of torch's launcher: what they warn of is what is wanted here."""
+
+    def drop(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.WARNING
+
+    torchs = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+    torchs.addFilter(drop)
+    try:
+        yield
+    finally:
+        torchs.removeFilter(drop)
+
+
+def _in_a_thread(function: Callable[..., PContext], **kwargs: Any) -> PContext:
+    """Start processes from a thread of their own: in the main thread torch would take over this process's signals."""
+    started: list[PContext] = []
+    failed: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            with _quiet():
+                started.append(function(**kwargs))
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=target, name="sp-launch")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return started[0]
 
 
 def _loopback_interface() -> str:

@@ -78,6 +78,9 @@ def _encode(value: Any, path: str, out: Encoded, depth: int) -> Any:
         return {"tuple": nested(enumerate(value))}
     if isinstance(value, list):
         return {"list": nested(enumerate(value))}
+    if isinstance(value, (set, frozenset)):
+        # the host hands block numbers over in sets
+        return {"set" if isinstance(value, set) else "frozenset": nested(enumerate(value))}
     if isinstance(value, dict):
         return {"dict": [[_encode(key, path, out, depth + 1) for key in value], nested(value.items())]}
     if isinstance(value, torch.dtype) and value in _NAMES:
@@ -123,6 +126,12 @@ def _decode(node: Any, tensors: list[Tensor], device: torch.device, depth: int) 
         return nested(body)
     if tag == "tuple":
         return tuple(nested(body))
+    if tag in ("set", "frozenset"):
+        items = nested(body)
+        try:
+            return set(items) if tag == "set" else frozenset(items)
+        except TypeError as error:
+            raise WireError(f"malformed message: '{tag}' has a member that cannot be one") from error
     if tag == "size":
         return torch.Size(_sizes(body))
     if tag == "dict":

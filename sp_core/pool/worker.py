@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import shutil
 import sys
 import threading
 import time
@@ -66,7 +67,8 @@ class Service(Protocol):
 
 def run(config: dict[str, Any], rank: int) -> None:
     """Life of a worker process."""
-    _leave_with(config["parent"])
+    directory = Path(config["directory"])
+    _leave_with(config["parent"], directory)
     logging.getLogger("sp_core").setLevel(config["log_level"])
     if not config["prelude"]:
         # a service with a prelude (the host) sets up logging itself
@@ -78,7 +80,6 @@ def run(config: dict[str, Any], rank: int) -> None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     else:
         torch.accelerator.set_device_index(0)
-    directory = Path(config["directory"])
     board_arena = SharedArena.attach(config["board"])
     context = WorkerContext(rank, world_size, device, Board(board_arena, world_size), directory)
     control = ControlGroup(directory, rank + 1, world_size + 1, CONNECT_TIMEOUT_S)
@@ -116,7 +117,7 @@ class _Worker:
             try:
                 frame = self.control.receive(0)
             except RuntimeError:
-                os._exit(0)  # the coordinator is gone
+                _leave_orphaned(self.context.directory)  # the coordinator is gone
             if frame.op == Op.SHUTDOWN:
                 _leave()
             self.context.request = frame.request
@@ -167,12 +168,18 @@ def _leave() -> None:
     os._exit(0)
 
 
-def _leave_with(parent: int) -> None:
+def _leave_orphaned(directory: Path) -> None:
+    """Nobody is left to clean up behind the pool, so the workers do."""
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(1)
+
+
+def _leave_with(parent: int, directory: Path) -> None:
     """Leave as soon as the process that started this one is gone, even in the middle of a step."""
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        os._exit(1)
+        _leave_orphaned(directory)
 
     threading.Thread(target=watch, name="sp-parent-watch", daemon=True).start()

@@ -1,0 +1,227 @@
+"""The pool with real worker processes: calls, failures, cancel, ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from sp_core.pool.coordinator import Pool
+from sp_core.pool.devices import parse_devices
+from sp_core.pool.errors import Cancelled, WireError, WorkerDied, WorkerFailed, WorkerTimeout
+from sp_core.pool.launcher import ServiceSpec
+
+HERE = Path(__file__).parent
+
+
+def make_pool(devices: str = "cpu:3") -> Pool:
+    pool = Pool(parse_devices(devices, "cpu", 0), ServiceSpec("echo_service:EchoService"))
+    pool.start()
+    return pool
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service_path():
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(HERE)
+    yield
+    os.environ.pop("PYTHONPATH") if before is None else os.environ.__setitem__("PYTHONPATH", before)
+
+
+@pytest.fixture(scope="module")
+def shared_pool():
+    pool = make_pool()
+    yield pool
+    pool.shutdown()
+
+
+@pytest.fixture
+def pool(shared_pool):
+    assert shared_pool.usable, "an earlier test broke the shared pool"
+    return shared_pool
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return condition()
+
+
+def test_a_call_gives_back_what_it_was_given(pool):
+    body = {"x": torch.randn(3, 5), "options": {"a": (1, 2.5, None, "text"), 3: [True, torch.Size((2, 3))]}, "t": torch.arange(4)}
+    answer = pool.call("echo", body)
+    assert torch.equal(answer["x"], body["x"])
+    assert torch.equal(answer["t"], body["t"])
+    assert answer["options"] == body["options"]
+
+
+def test_all_ranks_take_part(pool):
+    assert pool.call("sum", None).item() == 1 + 2 + 3
+
+
+def test_conditioning_is_sent_once_and_changes_are_seen(pool):
+    context = torch.randn(1, 512, 64)
+    pool.call("echo", {"context": context})
+    first = pool.last_call
+    pool.call("echo", {"context": context.clone()})
+    again = pool.last_call
+    assert again.bytes_sent < 1024 < first.bytes_sent
+    assert again.bytes_reused == context.numel() * 4
+    context[0, 0, 0] += 1  # in place: the same object, another value
+    assert torch.equal(pool.call("echo", {"context": context})["context"], context)
+    pool.forget_sent()
+    assert torch.equal(pool.call("echo", {"context": context})["context"], context)
+
+
+def test_volatile_places_are_not_remembered(pool):
+    x = torch.randn(1, 512, 64)
+    for _ in range(2):
+        pool.call("echo", {"x": x}, volatile=("x",))
+        assert pool.last_call.bytes_reused == 0
+
+
+def test_what_cannot_be_sent_is_named_and_harms_nothing(pool):
+    with pytest.raises(WireError, match=r"1\.patch\.0.*lambda"):
+        pool.call("echo", {"patch": [lambda x: x]})
+    assert pool.call("sum", None).item() == 6
+
+
+def test_a_failure_on_every_rank_leaves_the_pool_alive(pool):
+    with pytest.raises(WorkerFailed, match="Rank 0 failed: told to fail on rank 0"):
+        pool.call("fail", {"ranks": [0, 1, 2]})
+    assert pool.call("sum", None).item() == 6
+
+
+def test_a_failure_on_one_rank_outside_a_collective_leaves_the_pool_alive(pool):
+    with pytest.raises(WorkerFailed, match="Rank 2 failed"):
+        pool.call("fail", {"ranks": [2]})
+    assert pool.call("sum", None).item() == 6
+
+
+def test_a_cancel_stops_all_ranks_at_the_same_block(pool):
+    for polls in (1, 2, 5):
+        calls = iter(range(1000))
+        with pytest.raises(Cancelled):
+            # the service meets its peers in every block: ranks that stopped at different blocks would hang
+            pool.call("blocks", {"blocks": 10_000, "seconds": 0.002}, watch=lambda _, calls=calls, polls=polls: next(calls) >= polls)
+        assert pool.call("sum", None).item() == 6
+
+
+def test_a_failure_inside_a_collective_ends_the_pool_within_seconds():
+    pool = make_pool("cpu:2")
+    started = time.monotonic()
+    with pytest.raises(WorkerFailed, match="Rank 1 failed: told to fail on rank 1"):
+        pool.call("fail", {"ranks": [1], "wait": True})
+    assert time.monotonic() - started < 10
+    assert not pool.usable
+    assert not pool.workers.directory.exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_worker_is_named_and_nothing_is_left(rank):
+    pool = make_pool("cpu:2")
+    pids, directory = pool.workers.pids(), pool.workers.directory
+    started = time.monotonic()
+    with pytest.raises(WorkerDied, match=f"rank {rank} ended unexpectedly \\(signal 9"):
+        pool.call("die", rank)
+    assert time.monotonic() - started < 10
+    assert not any(map(alive, pids))
+    assert not directory.exists()
+
+
+def test_a_rank_that_stands_still_is_named(monkeypatch):
+    monkeypatch.setenv("SP_TIMEOUT_S", "1")
+    pool = make_pool("cpu:2")
+    with pytest.raises(WorkerTimeout, match="Rank 1 made no progress for 1 s while stalling"):
+        pool.call("stall", [1, 60], doing="stalling")
+    assert not pool.usable
+
+
+def test_progress_resets_the_clock(monkeypatch, pool):
+    monkeypatch.setenv("SP_TIMEOUT_S", "1")
+    assert pool.call("blocks", {"blocks": 15, "seconds": 0.1}) == "finished"
+
+
+def test_two_pools_live_side_by_side(pool):
+    other = make_pool("cpu:2")
+    assert other.call("sum", None).item() == 3
+    assert pool.call("sum", None).item() == 6
+    other.shutdown()
+    assert pool.call("sum", None).item() == 6
+
+
+def test_the_private_directory_is_private(pool):
+    assert pool.workers.directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_nothing_listens_beyond_loopback(pool):
+    """Sockets of the workers and of this process: every listening one has a loopback address."""
+    inodes = set()
+    for pid in [*pool.workers.pids(), os.getpid()]:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            target = os.readlink(descriptor) if descriptor.is_symlink() else ""
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    listening = []
+    for table, local in (("tcp", "0100007F"), ("tcp6", "00000000000000000000000001000000")):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                listening.append((table, fields[1].split(":")[0] == local))
+    assert listening, "gloo listens somewhere; this test looks in the wrong place"
+    assert all(is_local for _, is_local in listening)
+
+
+def test_the_default_process_group_is_not_touched(pool):
+    assert not torch.distributed.is_initialized()
+
+
+PARENT = """
+import os, sys, time
+sys.path[:0] = [{root!r}]
+os.environ["PYTHONPATH"] = {here!r}
+from sp_core.pool.coordinator import Pool
+from sp_core.pool.devices import parse_devices
+from sp_core.pool.launcher import ServiceSpec
+pool = Pool(parse_devices("cpu:2", "cpu", 0), ServiceSpec("echo_service:EchoService"))
+pool.start()
+import threading
+if {busy}:
+    threading.Thread(target=lambda: pool.call("stall", [0, 60]), daemon=True).start()
+    time.sleep(0.3)
+print(*pool.workers.pids(), pool.workers.directory, flush=True)
+time.sleep({stay})
+"""
+
+
+@pytest.mark.parametrize(("how", "busy"), [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGTERM, True), (None, False)], ids=str)
+def test_workers_leave_with_the_process_that_started_them(how, busy):
+    code = PARENT.format(root=str(HERE.parents[1]), here=str(HERE), busy=busy, stay=0 if how is None else 60)
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    line = ""
+    while not line.strip().split()[:1] or not line.strip().split()[0].isdigit():
+        line = parent.stdout.readline()
+        assert line or parent.poll() is None, "the parent ended before it had a pool"
+    *pids, directory = line.split()
+    if how is not None:
+        parent.send_signal(how)
+    parent.wait(30)
+    parent.stdout.close()
+    assert wait_until(lambda: not any(alive(int(pid)) for pid in pids), 5), "workers outlived their parent"
+    assert wait_until(lambda: not Path(directory).exists(), 2), "the private directory was left behind"
