@@ -1,0 +1,6 @@
+"""A small audio-video diffusion transformer in plain torch: the whole chain without ComfyUI."""
+
+from .model import AudioVideoDiT, ReferenceConfig
+from .plan import REFERENCE
+
+__all__ = ["REFERENCE", "AudioVideoDiT", "ReferenceConfig"]

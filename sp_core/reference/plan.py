@@ -1,0 +1,16 @@
+"""How the reference model is cut: as LTX-2 is, the video split, audio and text whole on every rank."""
+
+from __future__ import annotations
+
+from ..plans import Attention, SequencePlan, Site
+from ..plans.cuts import by_token
+
+REFERENCE = SequencePlan(
+    architecture="AudioVideoDiT",
+    blocks="blocks",
+    stream="video",
+    cuts={"video_time": by_token(1), "video_rope": by_token(1)},
+    attentions=(Attention("video_self"), Attention("video_to_audio", kind="from_stream")),
+    sites=(Site("video_head", {"time": by_token(1)}, gather=True),),
+    forward="forward",
+)

@@ -1,0 +1,43 @@
+"""The worker's side for the reference model; stands where ComfyUI's service stands in the product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..comm import CollectiveTransport, Transport
+from ..errors import SPError
+from ..plans import Engine
+from ..pool.board import Phase
+from ..pool.worker import WorkerContext
+from .model import AudioVideoDiT, ReferenceConfig
+from .plan import REFERENCE
+
+
+class ReferenceService:
+    """Answers ``forward``; see :class:`sp_core.pool.worker.Service`.
+
+    Options: ``config`` (a :class:`ReferenceConfig` as plain values) and ``seed``.
+    """
+
+    def __init__(self, context: WorkerContext, options: dict[str, Any]) -> None:
+        self.context = context
+        self.transport: Transport = CollectiveTransport()
+        context.show(Phase.LOADING)
+        self.model = AudioVideoDiT.seeded(ReferenceConfig.from_plain(options["config"]), options["seed"]).to(context.device)
+
+    def handle(self, operation: str, body: Any) -> Any:
+        if operation != "forward":
+            raise SPError(f"the reference model has no operation '{operation}'")
+        self.context.show(Phase.COMPUTING)
+        stats = self.transport.stats
+        stats.reset()
+        with Engine(REFERENCE, self.transport, self.context.enter_block).installed(self.model) as run:
+            output = self.model(**body)
+            run.check()
+        return {
+            "output": output,
+            "layout": run.describe(),
+            "transport": self.transport.name,
+            "exchange_s": stats.seconds,
+            "exchange_bytes": stats.bytes_sent,
+        }
