@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..errors import SPError
 from ..plans import SequencePlan
 from ..pool.devices import WorkerDevice
 from ..pool.errors import Cancelled
@@ -65,6 +67,9 @@ class RemoteModel:
         pool = self._session().running_pool()
         if pool is not None:
             pool.forget_sent()
+            if self.plan.after_run:
+                with contextlib.suppress(SPError):  # workers that just ended keep nothing; the next run says so
+                    pool.call("finish", {"key": self.recipe.key, "method": self.plan.after_run})
             if self.keep_loaded == "never":
                 self.release()
 

@@ -12,6 +12,7 @@ import torch
 
 from ..comm import CollectiveTransport, Transport
 from ..errors import SPError
+from ..models.registration import register_models
 from ..plans import Engine, plan_named
 from ..pool.board import Phase
 from ..pool.worker import WorkerContext
@@ -22,11 +23,12 @@ log = logging.getLogger(__name__)
 
 
 class HostService:
-    """Answers ``load``, ``forward``, ``call``, ``release`` and ``keep``; see :class:`sp_core.pool.worker.Service`."""
+    """Answers ``load``, ``forward``, ``call``, ``finish``, ``release`` and ``keep``; see :class:`sp_core.pool.worker.Service`."""
 
     def __init__(self, context: WorkerContext, options: dict[str, Any]) -> None:
         self.context = context
         compat.import_main()
+        register_models()
         _install_lazy_nodes(options["catalogue"])
         self._executor = compat.make_executor(_Server())
         self._models: dict[str, Any] = {}
@@ -76,6 +78,12 @@ class HostService:
         patcher = self._models[body["key"]]
         self._activate(patcher, None)
         return getattr(patcher.model.diffusion_model, body["method"])(*body["args"], **body["kwargs"])
+
+    def _do_finish(self, body: dict[str, Any]) -> None:
+        """A sampling run is over: the model lets go of what it kept for it."""
+        patcher = self._models.get(body["key"])
+        if patcher is not None:
+            getattr(patcher.model.diffusion_model, body["method"])()
 
     def _do_release(self, body: dict[str, Any]) -> None:
         """Weights of one model off the device; it stays loaded in host memory as the host sees fit."""

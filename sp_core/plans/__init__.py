@@ -5,12 +5,13 @@ from __future__ import annotations
 from torch import nn
 
 from .engine import Engine
+from .longcat import LONGCAT_VIDEO
 from .ltx import LTXAV, LTXV
 from .plan import Attention, NoPlan, SequencePlan, Site
 from .run import Escaped
 from .wan import WAN
 
-PLANS: dict[str, SequencePlan] = {plan.architecture: plan for plan in (WAN, LTXV, LTXAV)}
+PLANS: dict[str, SequencePlan] = {plan.architecture: plan for plan in (WAN, LTXV, LTXAV, LONGCAT_VIDEO)}
 
 
 def plan_named(architecture: str) -> SequencePlan:

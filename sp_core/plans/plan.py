@@ -79,6 +79,8 @@ class SequencePlan:
     forward: str = "_forward"
     #: methods that the host calls outside the forward and that need weights
     weight_methods: tuple[str, ...] = ()
+    #: method that lets go of what the model kept during a sampling run
+    after_run: str | None = None
 
     def blocks_of(self, model: nn.Module) -> list[nn.Module]:
         return list(model.get_submodule(self.blocks))  # type: ignore[call-overload]
