@@ -1,7 +1,7 @@
 """Attention masks under sequence parallelism: global masks, cut where a kernel runs.
 
 A mask is whole on every rank (bool: True may attend; float: added to the scores) and in
-rank order (see :class:`sp_core.layout.SequenceLayout`). Accepted shapes, where any axis
+rank order (:func:`to_rank_order`). Accepted shapes, where any axis
 may be 1 and is then broadcast: (Tq, Tk), (B, Tq, Tk), (B, H, Tq, Tk). A key-only mask is
 (1, 1, Tk). Shape legend: B batch, H heads, Tq queries, Tk keys.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from ..layout import SequenceLayout
 
 # at and below this an added mask value swallows any real score, in every float type that
 # has it: such a row attends by its mask alone
@@ -29,6 +31,18 @@ def as_BHqk(mask: Tensor) -> Tensor:
     if mask.dim() == 4:
         return mask
     raise ValueError(f"an attention mask has 2, 3 or 4 axes, this one has {mask.dim()}: shape {tuple(mask.shape)}")
+
+
+def to_rank_order(mask_BHqk: Tensor, layout: SequenceLayout) -> Tensor:
+    """A self-attention mask in raster order, its queries and keys put into the order that attention sees."""
+    order = layout.order()
+    if order is None:
+        return mask_BHqk
+    order = order.to(mask_BHqk.device)
+    for axis in (2, 3):
+        if mask_BHqk.size(axis) != 1:
+            mask_BHqk = mask_BHqk.index_select(axis, order)
+    return mask_BHqk
 
 
 def check_mask(mask_BHqk: Tensor, shape: tuple[int, int, int, int]) -> None:

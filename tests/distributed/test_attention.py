@@ -12,13 +12,13 @@ from distributed.ranks import run_ranks
 from torch import Tensor
 
 from sp_core.attention.local import attention_with_lse
-from sp_core.attention.masks import as_BHqk, to_additive
+from sp_core.attention.masks import as_BHqk, to_additive, to_rank_order
 from sp_core.attention.partial import exchanged_cross_attention, partial_cross_attention
 from sp_core.attention.ring import parallel_attention, ring_attention
 from sp_core.attention.ulysses import ulysses_attention
 from sp_core.comm import CollectiveTransport
 from sp_core.comm.ring import Ring
-from sp_core.layout import FlatLayout, SequenceLayout, TileLayout
+from sp_core.layout import FlatLayout, TileLayout
 from sp_core.mesh import Meshes
 
 B, D = 2, 8
@@ -54,17 +54,6 @@ def check(name: str, out: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(out, expected, atol=2e-6, rtol=2e-6, msg=lambda text: f"{name}: {text}")
 
 
-def in_rank_order(layout: SequenceLayout, mask: Tensor | None) -> Tensor | None:
-    """What a mask in raster order has to become."""
-    order = layout.order()
-    if mask is None or order is None:
-        return mask
-    for axis in (-1, -2):
-        if mask.size(axis) != 1:
-            mask = mask.index_select(axis, order)
-    return mask
-
-
 def every_layout(rank: int, world_size: int) -> None:
     meshes = Meshes()
     layouts = [FlatLayout(29, world_size), FlatLayout(world_size - 1, world_size), TileLayout((2, 5, 3), (world_size, 1), suffix=1)]
@@ -76,7 +65,7 @@ def every_layout(rank: int, world_size: int) -> None:
         q, k, v = (torch.randn(B, layout.tokens, H, D, generator=generator) for _ in range(3))
         mask = None if mask_kind is None else make_mask(mask_kind, layout.tokens, H)
         expected = layout.shard(sdpa(q, k, v, mask), rank)
-        mask = in_rank_order(layout, mask)
+        mask = None if mask is None else to_rank_order(as_BHqk(mask), layout)
         shards = [layout.shard(x, rank) for x in (q, k, v)]
         for ring_size, ulysses_size in shapes:
             mesh = meshes.build(ring=ring_size, ulysses=ulysses_size)

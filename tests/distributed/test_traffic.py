@@ -41,7 +41,7 @@ def forward(shape: ForwardShape, layout: SequenceLayout, meshes: Meshes, ring_si
 
 def every_layout(rank: int, world_size: int) -> list[tuple[str, int, int]]:
     meshes, rows = Meshes(), []
-    layouts = [FlatLayout(126, world_size), TileLayout(GRID, choose_split(*GRID[1:], world_size))]
+    layouts = [FlatLayout(127, world_size), TileLayout(GRID, choose_split(*GRID[1:], world_size))]
     for layout in layouts:
         for ring_size in (size for size in range(1, world_size + 1) if world_size % size == 0):
             for pair in CROSSES:
@@ -53,7 +53,7 @@ def every_layout(rank: int, world_size: int) -> list[tuple[str, int, int]]:
     return rows
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 6])
+@pytest.mark.parametrize("world_size", [2, 4, 6])
 def test_counted_bytes_equal_the_formula(world_size: int) -> None:
     by_rank = run_ranks(world_size, every_layout)
     print(f"\n{world_size} ranks: bytes sent by each rank in one forward, counted = formula")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sp_core.attention import local
 from sp_core.attention.local import attention_with_lse, merge
-from sp_core.attention.masks import as_BHqk, level_rows, to_additive
+from sp_core.attention.masks import as_BHqk, dead_rows, level_rows, to_additive
 
 B, Tq, Tk, H, D = 2, 17, 23, 3, 8
 
@@ -135,3 +135,17 @@ def test_refusals_name_the_axis() -> None:
         attention_with_lse(q, k, v, torch.zeros(Tk))
     with pytest.raises(ValueError, match="do not agree"):
         attention_with_lse(q, k[:, :4], v)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels of a CUDA device")
+@pytest.mark.parametrize("mask_kind", [None, *MASKS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_kernels_equal_the_plain_softmax(dtype: torch.dtype, mask_kind: str | None) -> None:
+    q, k, v = (x.cuda() for x in make(dtype))
+    mask = None if mask_kind is None else make_mask(mask_kind, dtype).cuda()
+    out, lse = attention_with_lse(q, k, v, mask)
+    plain, plain_lse = local._softmax(*(x.transpose(1, 2) for x in (q, k, v)), None if mask is None else as_BHqk(mask), D**-0.5)
+    dead = torch.zeros(1, 1, 1, 1, dtype=torch.bool) if mask is None else dead_rows(as_BHqk(mask)).cpu()
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(out.transpose(1, 2).cpu(), plain.cpu().masked_fill(dead, 0), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(lse.cpu(), plain_lse.cpu().masked_fill(dead.squeeze(-1), -torch.inf), atol=tolerance, rtol=tolerance)
