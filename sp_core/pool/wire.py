@@ -225,7 +225,8 @@ def _read(entry: Any, buffer: Tensor, start: int, device: torch.device, store: d
         if store is None or entry["cached"] not in store:
             raise WireError(f"malformed message: tensor id {str(entry['cached'])[:20]} was never sent")
         return store[entry["cached"]]
-    dtype = _DTYPES.get(entry.get("dtype")) if isinstance(entry.get("dtype"), str) else None
+    name = entry.get("dtype")
+    dtype = _DTYPES.get(name) if isinstance(name, str) else None
     shape, at, size = _sizes(entry.get("shape")), entry.get("at"), entry.get("bytes")
     if dtype is None or type(at) is not int or type(size) is not int or at < 0 or at % ALIGNMENT:
         raise WireError("malformed message: a tensor entry with a bad dtype or place")

@@ -1,0 +1,66 @@
+"""A real ComfyUI server with tiny checkpoints. Without a ComfyUI checkout these tests are skipped, with one line that says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from host.graphs import Case, needed_classes
+
+from sp_core.demo.comfy_server import ComfyServer, find_comfyui, prepare_base
+
+HERE = Path(__file__).resolve().parent
+PACK = HERE / "packs" / "sp_test_nodes"
+_MISSING = "no ComfyUI checkout found: set COMFYUI_PATH to run the host tests"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if find_comfyui() is None:
+        for item in items:
+            if HERE in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason=_MISSING))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if _MISSING in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} host tests skipped: {_MISSING}")
+
+
+@pytest.fixture(scope="session")
+def comfyui() -> Path:
+    path = find_comfyui()
+    assert path is not None  # pytest_collection_modifyitems skipped the test
+    return path
+
+
+@pytest.fixture(scope="session")
+def base(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Base directory of all servers of this session: tiny checkpoints, this extension, the test nodes."""
+    folder = tmp_path_factory.mktemp("comfyui")
+    prepare_base(comfyui, folder, [PACK])
+    subprocess.run([sys.executable, str(HERE / "checkpoints.py"), str(comfyui), str(folder / "models" / "diffusion_models")], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
+    """One server a test module. Its workers stay as long as consecutive tests name the same devices."""
+    # SP_VERIFY_RANKS: a forward whose ranks differ in one bit is an error
+    with ComfyServer(comfyui, base, "--cpu", environment={"SP_VERIFY_RANKS": "1"}) as server:
+        yield server
+
+
+@pytest.fixture
+def require(server: ComfyServer) -> Callable[[Case], None]:
+    """Skips a case that needs a node which this ComfyUI does not have."""
+
+    def check(case: Case) -> None:
+        missing = sorted(name for name in needed_classes(case) if not server.get(f"/object_info/{name}"))
+        if missing:
+            pytest.skip(f"ComfyUI {server.get('/system_stats')['system'].get('comfyui_version')} has no {', '.join(missing)}")
+
+    return check

@@ -1,0 +1,176 @@
+"""Patches of every kind, for both sides of SP Model Patch."""
+
+import torch
+
+
+class SPTestAttentionOverride:
+    """Replaces the attention function by torch's, counting its calls: stands for Sage and Flash patches."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",)}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+    CATEGORY = "test"
+
+    def patch(self, model):
+        model = model.clone()
+
+        def override(function, q, k, v, heads, mask=None, **kwargs):
+            if kwargs.get("skip_reshape"):
+                return function(q, k, v, heads, mask=mask, **kwargs)
+            q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+            if mask is not None and mask.ndim == 3:
+                mask = mask.unsqueeze(1)
+            # a little sharper than stock, so that a test sees whether it ran
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.1 * q.shape[-1] ** -0.5)
+            return out.transpose(1, 2).flatten(2)
+
+        model.model_options["transformer_options"]["optimized_attention_override"] = override
+        return (model,)
+
+
+class SPTestEscape:
+    """Replaces a self-attention's forward by one that never calls the host's attention: what SP must not let pass."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "target": ("STRING", {"default": "blocks.1.self_attn"})}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+    CATEGORY = "test"
+
+    def patch(self, model, target):
+        model = model.clone()
+        model.add_object_patch(f"diffusion_model.{target}.forward", lambda x, *args, **kwargs: x)
+        return (model,)
+
+
+class SPTestBlockPatch:
+    """A block patch that only the model's own code calls."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",)}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+    CATEGORY = "test"
+
+    def patch(self, model):
+        model = model.clone()
+        model.set_model_patch_replace(lambda args, extra: extra["original_block"](args), "dit", "double_block", 1)
+        return (model,)
+
+
+class SPTestCfgFunction:
+    """A CFG function: runs in the UI process, so it may stand behind SP Model Patch."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",)}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+    CATEGORY = "test"
+
+    def patch(self, model):
+        model = model.clone()
+        model.set_model_sampler_cfg_function(lambda args: args["uncond"] + 0.7 * args["cond_scale"] * (args["cond"] - args["uncond"]))
+        return (model,)
+
+
+class SPTestWait:
+    """Holds memory or time: not idempotent."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"latent": ("LATENT",), "seconds": ("FLOAT", {"default": 0.0})}}
+
+    RETURN_TYPES = ("LATENT",)
+    FUNCTION = "wait"
+    CATEGORY = "test"
+
+    def wait(self, latent, seconds):
+        import time
+
+        time.sleep(seconds)
+        return (latent,)
+
+
+class SPTestObjectPatch:
+    """Replaces something inside the diffusion model or beside it."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "name": ("STRING", {"default": "diffusion_model.blocks.0.ffn"})}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+    CATEGORY = "test"
+
+    def patch(self, model, name):
+        model = model.clone()
+        model.add_object_patch(name, model.get_model_object(name))
+        return (model,)
+
+
+class SPTestWeightPatch:
+    """Adds half of a weight to itself: what a merge does, under any key."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "key": ("STRING", {"default": "diffusion_model.blocks.0.ffn.0.weight"})}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+    CATEGORY = "test"
+
+    def patch(self, model, key):
+        model = model.clone()
+        model.add_patches({key: (model.model_state_dict(key)[key],)}, 0.5)
+        return (model,)
+
+
+class SPTestSetOption:
+    """Writes into a clone's options directly, as some packs do instead of calling the patcher's methods."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "option": ("STRING", {"default": "patches"})}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+    CATEGORY = "test"
+
+    def patch(self, model, option):
+        model = model.clone()
+        options = model.model_options["transformer_options"]
+        if option == "patches":
+            options["patches"] = {"double_block": [lambda args: {"img": args["img"]}]}
+        elif option == "attention":
+            options["optimized_attention_override"] = lambda function, *args, **kwargs: function(*args, **kwargs)
+        else:
+            options[option] = object()
+        return (model,)
+
+
+class SPTestModelOption:
+    """Sets a plain value that the model's own code reads in every forward: {"run_vx": false}."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "options": ("STRING", {"default": "{}"})}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+    CATEGORY = "test"
+
+    def patch(self, model, options):
+        import json
+
+        model = model.clone()
+        model.model_options["transformer_options"].update(json.loads(options))
+        return (model,)
