@@ -147,9 +147,9 @@ def dual_guidance(branch: Branch) -> Link:
 def generated_keyframes(branch: Branch) -> Link:
     """LTX 2.4: a marker is added to the tokens of single-picture frames."""
     start = latent(branch, BOTH)
-    conditioning = tuple(
+    marked = [
         branch.add("SPTestKeyframeSlots", conditioning=c, latent=start, first=2, count=2)[0] for c in words(branch, "tiny_ltx24")
-    )
+    ]
     return sample(branch, model(branch, "tiny_ltx24"), (marked[0], marked[1]), start)
 
 
