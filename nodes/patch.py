@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from sp_core.host.entry import KEEP_LOADED, check_devices, patch_model
+from sp_core.host.entry import KEEP_LOADED, check_layout, patch_model
+from sp_core.planner import LAYOUTS, Pins
 
 
 class SPModelPatch(io.ComfyNode):
@@ -37,15 +38,54 @@ class SPModelPatch(io.ComfyNode):
                     tooltip="When the workers' weights leave the devices. auto: when ComfyUI wants memory (VAE decode, another "
                     "model, the unload button). always: only on the unload button. never: after each sampling.",
                 ),
+                io.Combo.Input(
+                    "layout",
+                    options=list(LAYOUTS),
+                    default="auto",
+                    optional=True,
+                    advanced=True,
+                    tooltip="How the video is cut. flat: runs of tokens. tiles: rectangles of the frame, all frames on every device. "
+                    "The result is the same.",
+                ),
+                io.Int.Input(
+                    "cfg_split",
+                    default=0,
+                    min=0,
+                    max=2,
+                    optional=True,
+                    advanced=True,
+                    tooltip="2: half of the devices compute the positive prompt, half the negative. 1: all compute both. 0: automatic.",
+                ),
+                io.Int.Input(
+                    "ring",
+                    default=0,
+                    min=0,
+                    max=16,
+                    optional=True,
+                    advanced=True,
+                    tooltip="Devices in a ring that passes keys and values on. 0: automatic.",
+                ),
+                io.Int.Input(
+                    "ulysses",
+                    default=0,
+                    min=0,
+                    max=16,
+                    optional=True,
+                    advanced=True,
+                    tooltip="Devices that exchange token shards for head shards. 0: automatic. cfg_split x ring x ulysses = devices.",
+                ),
             ],
             outputs=[io.Model.Output(tooltip="The same model; use it with any sampler or guider.")],
             hidden=[io.Hidden.dynprompt, io.Hidden.unique_id],
         )
 
     @classmethod
-    def validate_inputs(cls, devices: str) -> bool | str:
-        return check_devices(devices)
+    def validate_inputs(cls, devices: str, layout: str = "auto", cfg_split: int = 0, ring: int = 0, ulysses: int = 0) -> bool | str:
+        return check_layout(devices, Pins(cfg_split, ring, ulysses, layout))
 
     @classmethod
-    def execute(cls, model, devices: str, keep_loaded: str = "auto") -> io.NodeOutput:
-        return io.NodeOutput(patch_model(model, devices, cls.hidden.dynprompt, cls.hidden.unique_id, keep_loaded))
+    def execute(
+        cls, model, devices: str, keep_loaded: str = "auto", layout: str = "auto", cfg_split: int = 0, ring: int = 0, ulysses: int = 0
+    ) -> io.NodeOutput:
+        pins = Pins(cfg_split, ring, ulysses, layout)
+        return io.NodeOutput(patch_model(model, devices, cls.hidden.dynprompt, cls.hidden.unique_id, keep_loaded, pins))

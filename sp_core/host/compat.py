@@ -100,11 +100,13 @@ def node_catalogue() -> dict[str, tuple[str, str]]:
         if parent in ("comfy_extras", "comfy_api_nodes"):
             path = os.path.join(root, parent, f"{name}.py")
         elif parent == "custom_nodes":
-            path = _custom_node_path(name)
+            found = _custom_node_path(name)
+            if found is None:
+                continue
+            path = found
         else:
             continue  # the host's own nodes.py is always there
-        if path:
-            catalogue[class_type] = (parent, path)
+        catalogue[class_type] = (parent, path)
     return catalogue
 
 

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from ..errors import SPError
+from ..planner import NO_PINS, Pins, check_pins
 from ..pool.devices import WorkerDevice, accelerators, parse_devices
 from .recipe import trace
 
@@ -31,7 +32,16 @@ def sampler_choices() -> tuple[list[str], list[str]]:
 KEEP_LOADED = ("auto", "always", "never")
 
 
-def patch_model(model: Any, devices: str, dynprompt: Any, unique_id: str, keep_loaded: str = "auto") -> Any:
+def check_layout(devices: str, pins: Pins) -> bool | str:
+    """True, or why the pinned layout cannot be laid over the devices."""
+    try:
+        check_pins(pins, len(parse_devices(devices, *accelerators())))
+    except (ValueError, SPError) as error:
+        return str(error)
+    return True
+
+
+def patch_model(model: Any, devices: str, dynprompt: Any, unique_id: str, keep_loaded: str = "auto", pins: Pins = NO_PINS) -> Any:
     """A MODEL that computes on ``devices``; the given one when there is only one device.
 
     Raises:
@@ -48,8 +58,9 @@ def patch_model(model: Any, devices: str, dynprompt: Any, unique_id: str, keep_l
         if model.sp.devices == chosen:
             return model
         raise SPError("The model was patched by another SP Model Patch with other devices; keep one of the two")
+    check_pins(pins, len(chosen))
     link = dynprompt.get_node(unique_id)["inputs"].get("model")
-    return make_sp_patcher(model, trace(dynprompt.get_node, link), chosen, keep_loaded)
+    return make_sp_patcher(model, trace(dynprompt.get_node, link), chosen, keep_loaded, pins)
 
 
 def _one_device(devices: tuple[WorkerDevice, ...]) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import SPError
+from ..planner import NO_PINS, Pins
 from ..plans import SequencePlan
 from ..pool.devices import WorkerDevice
 from ..pool.errors import Cancelled
@@ -43,10 +44,16 @@ class RemoteModel:
     """Shared by all clones of one patched MODEL. Implements :class:`.remote.Channel`."""
 
     def __init__(
-        self, recipe: Recipe, devices: tuple[WorkerDevice, ...], plan: SequencePlan, weight_bytes: int, keep_loaded: str = "auto"
+        self,
+        recipe: Recipe,
+        devices: tuple[WorkerDevice, ...],
+        plan: SequencePlan,
+        weight_bytes: int,
+        keep_loaded: str = "auto",
+        pins: Pins = NO_PINS,
     ) -> None:
         self.recipe, self.devices, self.plan = recipe, devices, plan
-        self.weight_bytes, self.keep_loaded = weight_bytes, keep_loaded
+        self.weight_bytes, self.keep_loaded, self.pins = weight_bytes, keep_loaded, pins
         self.run = RunStats()
         #: bytes that worker 0 holds on its device, as far as this process knows
         self.resident_bytes = 0
@@ -98,8 +105,17 @@ class RemoteModel:
         device = _device_of(named)
         pool = self._session().ensure(self)
         started = time.perf_counter()
-        body = {"key": self.recipe.key, "method": method, "named": named, "extra": extra, "options": plain}
+        body = {
+            "key": self.recipe.key,
+            "method": method,
+            "named": named,
+            "extra": extra,
+            "options": plain,
+            "pins": asdict(self.pins),
+            "reset": pool.out_of_step,
+        }
         reply = self._call(pool, "forward", body, device)
+        pool.out_of_step = False
         self._account(pool, reply["stats"], time.perf_counter() - started)
         return reply["output"]
 

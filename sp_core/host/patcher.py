@@ -8,6 +8,7 @@ from typing import Any
 import comfy.model_patcher
 import comfy.utils
 
+from ..planner import NO_PINS, Pins
 from ..plans import plan_for
 from ..pool.devices import WorkerDevice
 from . import compat
@@ -111,7 +112,11 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
 
 
 def make_sp_patcher(
-    source: comfy.model_patcher.ModelPatcher, recipe: Recipe, devices: tuple[WorkerDevice, ...], keep_loaded: str = "auto"
+    source: comfy.model_patcher.ModelPatcher,
+    recipe: Recipe,
+    devices: tuple[WorkerDevice, ...],
+    keep_loaded: str = "auto",
+    pins: Pins = NO_PINS,
 ) -> SPModelPatcher:
     """Wrap what a node received: same options, same sampling, computing on ``devices``.
 
@@ -120,9 +125,11 @@ def make_sp_patcher(
     """
     local = source.get_model_object("diffusion_model")
     plan = plan_for(local)
-    sp = RemoteModel(recipe, devices, plan, source.model_size(), keep_loaded)
+    sp = RemoteModel(recipe, devices, plan, source.model_size(), keep_loaded, pins)
     base = _own_base_model(source.model)
     base.diffusion_model = make_remote(local, plan, sp)
+    # activations are shared out too, so the host should batch conditionings where one device could not
+    base.memory_usage_factor = source.model.memory_usage_factor / len(devices)
     # weights that lie on other devices than this process's are none of its memory management's business
     size = source.model_size() if sp.shares(source.load_device) else 1
     patcher = SPModelPatcher(base, source.load_device, source.offload_device, size=size)

@@ -65,7 +65,7 @@ def make_remote(local: torch.nn.Module, plan: SequencePlan, channel: Channel) ->
     members: dict[str, Any] = {plan.forward: _forwarder(local_class, plan.forward)}
     members |= {method: _caller(method) for method in plan.weight_methods}
     remote_class = type(f"Remote{local_class.__name__}", (RemoteMixin, local_class), members)
-    remote = remote_class.__new__(remote_class)
+    remote: Any = object.__new__(remote_class)
     # what nn.Module.__init__ makes, empty: no weights, no children, nothing to move
     torch.nn.Module.__init__(remote)
     remote.__dict__["_sp_local"] = local

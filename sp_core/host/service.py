@@ -10,13 +10,18 @@ from typing import Any
 
 import torch
 
-from ..comm import CollectiveTransport, Transport
+from ..comm import Transport
+from ..comm.choice import make_transport
 from ..errors import SPError
 from ..models.registration import register_models
-from ..plans import Engine, plan_named
+from ..parallel import Parallel, Parallels
+from ..planner import Pins, choose
+from ..plans import Engine, SequencePlan, plan_named
+from ..plans.run import Run
 from ..pool.board import Phase
+from ..pool.protocol import timeout_s
 from ..pool.worker import WorkerContext
-from . import compat, verify
+from . import cfg, compat, verify
 from .options import AROUND_THE_MODEL, name_of, patches_in
 
 log = logging.getLogger(__name__)
@@ -33,7 +38,8 @@ class HostService:
         self._executor = compat.make_executor(_Server())
         self._models: dict[str, Any] = {}
         self._active: Any = None
-        self.transport: Transport = CollectiveTransport()
+        self._parallels: Parallels | None = None
+        self._transport_reason = ""
 
     def handle(self, operation: str, body: Any) -> Any:
         return getattr(self, f"_do_{operation}")(body)
@@ -54,25 +60,63 @@ class HostService:
         patcher = self._models[body["key"]]
         self._activate(patcher, body["named"].get("x"))
         model = patcher.model.diffusion_model
-        options = self._options(patcher, body["options"])
-        stats = self.transport.stats
-        stats.reset()
-        engine = Engine(plan_named(type(model).__name__), self.transport, self.context.enter_block)
-        with engine.installed(model) as run:
-            output = getattr(model, body["method"])(**body["named"], transformer_options=options, **body["extra"])
-            run.check()
+        plan = plan_named(type(model).__name__)
+        pins = Pins(**body["pins"])
+        # a model that keeps something between forwards must find it cut the same way
+        conditionings = 1 if plan.after_run else cfg.conditionings(body["options"])
+        parallel = self._parallel(body["reset"]).build(choose(self.context.world_size, conditionings, pins))
+        output, run = self._forward(patcher, plan, parallel, pins, body)
         if verify.wanted():
             verify.check_ranks_agree(output)
+        stats = parallel.sequence.stats
         return {
             "output": output,
             "stats": {
                 "exchange_s": stats.seconds,
                 "exchange_bytes": stats.bytes_sent,
                 "exchanges": stats.exchanges,
-                "layout": run.describe(),
-                "transport": self.transport.name,
+                "layout": f"{parallel.degrees.describe()}, {run.describe()}",
+                "transport": self._transport_reason,
             },
         }
+
+    def _forward(self, patcher: Any, plan: SequencePlan, parallel: Parallel, pins: Pins, body: dict[str, Any]) -> tuple[Any, Run]:
+        model = patcher.model.diffusion_model
+        named, extra, sent = body["named"], body["extra"], body["options"]
+        batch = parallel.batch
+        if batch is not None:
+            rows = cfg.batch_of(named["x"])
+            named, extra = (cfg.cut_call(tree, rows, batch.rank, batch.world_size) for tree in (named, extra))
+            sent = cfg.cut_options(sent, batch.rank, batch.world_size)
+        parallel.sequence.stats.reset()
+        engine = Engine(plan, parallel.sequence, self.context.enter_block, layout=pins.layout, model_input=named.get("x"))
+        with engine.installed(model) as run:
+            output = getattr(model, body["method"])(**named, transformer_options=self._options(patcher, sent), **extra)
+            run.check()
+        parallel.sequence.whole.check()
+        if batch is not None:
+            output = cfg.join_output(output, batch)
+            batch.check()
+        return output, run
+
+    def _parallel(self, reset: bool) -> Parallels:
+        """The ranks' groups; after a failed request they may be out of step, so they are made anew."""
+        if reset and self._parallels is not None:
+            self._parallels.close()
+            self._parallels = None
+        if self._parallels is None:
+            self._parallels = Parallels(self._make_transport)
+        return self._parallels
+
+    def _make_transport(self, group: Any) -> Transport:
+        transport, self._transport_reason = make_transport(
+            group,
+            self.context.device,
+            directory=self.context.directory,
+            timeout_s=timeout_s(),
+            should_abort=self.context.should_abort,
+        )
+        return transport
 
     def _do_call(self, body: dict[str, Any]) -> Any:
         patcher = self._models[body["key"]]

@@ -103,7 +103,7 @@ def _frame_indexed(base: type) -> type:
         __slots__ = ("frames",)
 
         def __init__(self, whole: Any, frames: Tensor) -> None:
-            base.__init__(self, whole.data, 1, per_frame=True)
+            super().__init__(whole.data, 1, per_frame=True)
             self.frames = frames
 
         def expand(self) -> Tensor:

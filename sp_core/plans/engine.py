@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..attention.parallel import SequenceGroup
 from ..comm import Transport
 from ..errors import SPError
 from ..layout import FlatLayout, SequenceLayout
@@ -50,16 +51,32 @@ def _parameter_names(function: Callable[..., Any]) -> list[str]:
 
 
 class Engine:
-    """A plan, the transport to run it over, and who wants to know about blocks."""
+    """A plan, the ranks to run it on, and who wants to know about blocks.
 
-    def __init__(self, plan: SequencePlan, transport: Transport, enter_block: EnterBlock | None = None) -> None:
-        self.plan, self.transport = plan, transport
+    Args:
+        sequence: the ranks' transports; a bare transport means Ulysses over all of its ranks.
+        layout: "auto" leaves it to the plan; "flat" and "tiles" are the user's word.
+        model_input: the forward's ``x``, whose shape tells a plan the token grid.
+    """
+
+    def __init__(
+        self,
+        plan: SequencePlan,
+        sequence: SequenceGroup | Transport,
+        enter_block: EnterBlock | None = None,
+        *,
+        layout: str = "auto",
+        model_input: Any = None,
+    ) -> None:
+        self.plan = plan
+        self.sequence = SequenceGroup.flat(sequence) if isinstance(sequence, Transport) else sequence
         self._enter_block = enter_block or (lambda block, blocks: None)
+        self._wanted, self._input = layout, model_input
 
     @contextlib.contextmanager
     def installed(self, model: nn.Module) -> Iterator[Run]:
         """Hooks are in ``model`` inside this context; nothing of them is left after it."""
-        run = Run(self.transport.rank, self.transport.world_size)
+        run = Run(self.sequence.rank, self.sequence.world_size)
         with contextlib.ExitStack() as undo:
             blocks = self.plan.blocks_of(model)
             for index, block in enumerate(blocks):
@@ -106,10 +123,16 @@ class Engine:
             self._hook_attention(block.get_submodule(attention.module), attention, f"{attention.module} of block {index}", run, undo)
 
     def _layout(self, model: nn.Module, call: Arguments, tokens_BTC: Tensor) -> SequenceLayout:
-        world_size = self.transport.world_size
-        layout = self.plan.choose_layout(model, call.by_name(), tokens_BTC, world_size)
+        world_size, flat = self.sequence.world_size, FlatLayout(tokens_BTC.size(1), self.sequence.world_size)
+        if self._wanted == "flat":
+            return flat
+        arguments = {**call.by_name(), "input": self._input}
+        choose = self.plan.tiles if self._wanted == "tiles" else self.plan.choose_layout
+        if choose is None:
+            raise SPError(f"{self.plan.architecture} has no tile layout; leave the layout of SP Model Patch at auto or flat")
+        layout = choose(model, arguments, tokens_BTC, world_size)
         # a grid can be too small for as many tiles as ranks where its tokens are still enough for all
-        return FlatLayout(tokens_BTC.size(1), world_size) if 0 in layout.counts else layout
+        return flat if 0 in layout.counts else layout
 
     def _hook_attention(self, module: nn.Module, attention: Attention, where: str, run: Run, undo: contextlib.ExitStack) -> None:
         names = _parameter_names(type(module).forward)
@@ -121,9 +144,9 @@ class Engine:
             call = Arguments(names, args, kwargs)
             mask = call.get(attention.mask_parameter)
             if attention.mask_attention is not None and mask is not None and not isinstance(mask, Tensor):
-                call.set(attention.mask_parameter, HeldMask(mask, attention.mask_attention(module)))
+                call.set(attention.mask_parameter, HeldMask(mask, attention.mask_attention(module), attention.mask_in_raster))
             options = call.get("transformer_options") or {}
-            call.set("transformer_options", mark(options, run, self.transport, attention.kind))
+            call.set("transformer_options", mark(options, run, self.sequence, attention.kind))
             attended.append(run.attended)
             return tuple(call.args), call.kwargs
 
@@ -198,6 +221,6 @@ class Engine:
                 raise SPError(f"{self.plan.architecture}: '{name}' does not fit the {run.layout.tokens} tokens: {error}") from error
 
     def _gather(self, output_BtC: Tensor, run: Run) -> Tensor:
-        gathered = self.transport.all_gather_tokens(output_BtC.contiguous(), run.layout.counts)
+        gathered = self.sequence.whole.all_gather_tokens(output_BtC.contiguous(), run.layout.counts)
         run.gathered = True
         return run.layout.restore(gathered, 1)

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..layout import SequenceLayout, TileLayout, choose_split
-from .cuts import by_token
+from .cuts import by_frame, by_token
 from .plan import Attention, SequencePlan, Site
 from .run import Run
 
@@ -24,9 +25,10 @@ def _tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: Tensor, world
     return TileLayout((frames, height, width), choose_split(height, width, world_size))
 
 
-def _in_rank_order(conditioning: Any, run: Run) -> Any:
-    """Attention sees the tokens tile after tile: each token's frame follows them."""
-    return conditioning.in_order(run.layout.order(), run.layout.tokens)
+def _for_rank(conditioning: Any, run: Run) -> Any:
+    """Which of the rank's own tokens are conditioning frames, and which of all in the order that attention sees."""
+    layout = run.layout
+    return conditioning.for_rank(torch.arange(layout.tokens)[layout.indices(run.rank)], layout.order(), layout.tokens)
 
 
 def _attend_in_frames(module: nn.Module) -> Callable[..., Tensor]:
@@ -37,11 +39,11 @@ LONGCAT_VIDEO = SequencePlan(
     architecture="LongCatVideoModel",
     blocks="blocks",
     stream="x",
-    # freqs: (1, T, 1, D / 2, 2, 2); e keeps its one row a frame
-    cuts={"freqs": by_token(1), "conditioning": _in_rank_order},
+    # e: (B, 1 or F, E); freqs: (1, T, 1, D / 2, 2, 2)
+    cuts={"e": by_frame(1), "freqs": by_token(1), "conditioning": _for_rank},
     attentions=(Attention("attn", mask_parameter="conditioning", mask_attention=_attend_in_frames),),
     # LayerNorm, modulation and the projection to 64 channels
-    sites=(Site("final_layer", gather=True),),
+    sites=(Site("final_layer", {"e": by_frame(1)}, gather=True),),
     choose_layout=_tiles,
     after_run="clear_cache",
 )

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .cuts import by_token, compressed_timestep, item, rope_pair
-from .plan import Attention, SequencePlan, Site
+from .plan import Attention, SequencePlan, Site, input_tiles
 
 
 def _guide_attention(module: nn.Module) -> Callable[..., Tensor]:
@@ -30,7 +30,7 @@ def _no_video(options: Mapping[str, Any]) -> bool:
     return not options.get("run_vx", True)
 
 
-_SELF = Attention("attn1", skipped=_stg, mask_attention=_guide_attention)
+_SELF = Attention("attn1", skipped=_stg, mask_attention=_guide_attention, mask_in_raster=True)
 
 LTXV = SequencePlan(
     architecture="LTXVModel",
@@ -40,6 +40,7 @@ LTXV = SequencePlan(
     cuts={"timestep": by_token(1), "pe": rope_pair()},
     attentions=(_SELF,),
     sites=(Site("_process_output", {"embedded_timestep": by_token(1)}), Site("proj_out", gather=True)),
+    tiles=input_tiles,
 )
 
 LTXAV = SequencePlan(
@@ -56,6 +57,7 @@ LTXAV = SequencePlan(
     },
     attentions=(_SELF, Attention("video_to_audio_attn", kind="from_stream")),
     sites=(Site("_process_output", {"embedded_timestep": item(0, compressed_timestep)}), Site("proj_out", gather=True)),
+    tiles=input_tiles,
     idle=_no_video,
     # text connectors: called once for each conditioning, outside the forward
     weight_methods=("preprocess_text_embeds",),

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..attention.partial import exchanged_cross_attention
-from ..attention.ulysses import ulysses_attention
-from ..comm import Transport
+from ..attention.parallel import SequenceGroup
+from ..attention.partial import exchanged_cross_attention, partial_cross_attention
+from ..errors import SPError
 from .run import Run
 
 OVERRIDE = "optimized_attention_override"
@@ -27,6 +27,8 @@ class HeldMask:
 
     mask: Any
     attention: Callable[..., Tensor]
+    #: it speaks of positions in the model's own order, whatever order the layout brings the tokens in
+    in_raster: bool = False
 
 
 class ExchangedAttention:
@@ -35,8 +37,8 @@ class ExchangedAttention:
     Shapes follow the host: (B, t, H * D), or (B, H, t, D) with ``skip_reshape``.
     """
 
-    def __init__(self, run: Run, transport: Transport, kind: str, options: Mapping[str, Any]) -> None:
-        self.run, self.transport, self.kind = run, transport, kind
+    def __init__(self, run: Run, sequence: SequenceGroup, kind: str, options: Mapping[str, Any]) -> None:
+        self.run, self.sequence, self.kind = run, sequence, kind
         # the call's options as they were: what runs inside must not exchange again
         self.options = dict(options)
         self.users = self.options.get(OVERRIDE)
@@ -51,7 +53,7 @@ class ExchangedAttention:
         if kwargs.pop("enable_gqa", False) or k.size(2) != q.size(2):
             # grouped heads need not fall together with head shards
             k, v = (x.repeat_interleave(q.size(2) // x.size(2), dim=2) for x in (k, v))
-        out_BtHD = self._exchanged(q, k, v, mask, lambda *local: self._local(function, kwargs, *local))
+        out_BtHD = self._exchanged(q, k, v, mask, kwargs.get("scale"), lambda *local: self._local(function, kwargs, *local))
         return out_BtHD.transpose(1, 2) if keep_heads_first else out_BtHD.flatten(2)
 
     def container_function(self, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -60,17 +62,34 @@ class ExchangedAttention:
         function = kwargs.pop("function", None) or _host_attention()
         return self(function, q.take(), k.take(), v.take(), *args, **kwargs)
 
-    def _exchanged(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, local: Callable[..., Tensor]) -> Tensor:
+    def _exchanged(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, local: Callable[..., Tensor]) -> Tensor:
         counts = self.run.layout.counts
         if self.kind == "from_stream":
+            if self.users is None:
+                return partial_cross_attention(q, k, v, self.sequence.whole, counts, mask=self._ordered(mask), scale=scale)
 
-            def with_lse(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> tuple[Tensor, Tensor]:
-                return (local(q, k, v, mask) if q.size(2) else q), q
+            def users(
+                q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, mask: Tensor | None = None, scale: float | None = None
+            ) -> tuple[Tensor, Tensor]:
+                return (local(q_BTHD, k_BTHD, v_BTHD, mask) if q_BTHD.size(2) else q_BTHD), q_BTHD
 
-            return exchanged_cross_attention(q, k, v, self.transport, counts, attend=with_lse, mask=self._ordered(mask))
+            # a user's attention returns no log-sum-exp, so the keys have to come to it
+            return exchanged_cross_attention(q, k, v, self.sequence.whole, counts, attend=users, mask=self._ordered(mask))
+        if self.sequence.ring is not None and (self.users is not None or isinstance(mask, HeldMask)):
+            what = "a guide mask" if isinstance(mask, HeldMask) else "an attention function that another node installed"
+            raise SPError(f"Ring attention cannot use {what}. Leave ring at 0 (automatic) or 1 in SP Model Patch")
         if isinstance(mask, HeldMask):
-            return ulysses_attention(q, k, v, self.transport, counts, lambda *qkv: local(*qkv, mask))
-        return ulysses_attention(q, k, v, self.transport, counts, local, mask=self._ordered(mask))
+            held = mask
+
+            def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                order = self.run.layout.order() if held.in_raster else None
+                if order is None:
+                    return local(q, k, v, held)
+                q, k, v = (self.run.layout.restore(x, 1) for x in (q, k, v))
+                return local(q, k, v, held).index_select(1, order.to(q.device))
+
+            return self.sequence.attention(q, k, v, counts, attend)
+        return self.sequence.attention(q, k, v, counts, local, mask=self._ordered(mask), scale=scale)
 
     def _local(self, function: Callable[..., Tensor], kwargs: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
         """Attention of this rank's heads over all tokens, by whoever is in charge of attention."""
@@ -106,6 +125,6 @@ def _host_attention() -> Callable[..., Tensor]:
     return sys.modules["comfy.ldm.modules.attention"].optimized_attention  # type: ignore[no-any-return]
 
 
-def mark(options: Mapping[str, Any], run: Run, transport: Transport, kind: str) -> dict[str, Any]:
+def mark(options: Mapping[str, Any], run: Run, sequence: SequenceGroup, kind: str) -> dict[str, Any]:
     """Options for one attention call that shall exchange."""
-    return {**options, OVERRIDE: ExchangedAttention(run, transport, kind, options)}
+    return {**options, OVERRIDE: ExchangedAttention(run, sequence, kind, options)}

@@ -14,19 +14,35 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ..errors import SPError
-from ..layout import FlatLayout, SequenceLayout
+from ..layout import FlatLayout, SequenceLayout, TileLayout, choose_split
 
 if TYPE_CHECKING:
     from .run import Run
 
 #: (value of an argument, the forward's run) -> the part of it that belongs to this rank's tokens
 Cut = Callable[[Any, "Run"], Any]
-#: (model, block arguments by name, tokens (B, T, C), world_size) -> layout
+#: (model, block arguments by name and the forward's x as "input", tokens (B, T, C), world_size) -> layout
 ChooseLayout = Callable[[nn.Module, Mapping[str, Any], Tensor, int], SequenceLayout]
 
 
 def flat_layout(model: nn.Module, arguments: Mapping[str, Any], tokens: Tensor, world_size: int) -> SequenceLayout:
     return FlatLayout(tokens.size(1), world_size)
+
+
+def input_tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: Tensor, world_size: int) -> SequenceLayout:
+    """Tiles of a model whose tokens are the places of its latent input, one each.
+
+    Raises:
+        SPError: some places were dropped or others added, so the tokens are no grid.
+    """
+    x = arguments["input"]
+    frames, height, width = (x[0] if isinstance(x, (list, tuple)) else x).shape[2:]
+    if frames * height * width != tokens.size(1):
+        raise SPError(
+            f"The {tokens.size(1)} tokens are not the {frames} x {height} x {width} places of the latent, so they cannot be tiled; "
+            "leave the layout of SP Model Patch at auto or flat"
+        )
+    return TileLayout((frames, height, width), choose_split(height, width, world_size))
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,8 @@ class Attention:
     #: (q, k, v, heads, mask, attn_precision, transformer_options) -> out, on whole tokens
     mask_parameter: str = "mask"
     mask_attention: Callable[[nn.Module], Callable[..., Tensor]] | None = None
+    #: that mask speaks of positions in the model's own order
+    mask_in_raster: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +91,8 @@ class SequencePlan:
     sites: tuple[Site, ...]
     stream_item: int | None = None
     choose_layout: ChooseLayout = flat_layout
+    #: the tile layout, for users who ask for it
+    tiles: ChooseLayout | None = None
     #: true when no block touches the stream in this forward, given its transformer options
     idle: Callable[[Mapping[str, Any]], bool] = lambda options: False
     #: method that computes on the workers

@@ -13,17 +13,20 @@ from .cuts import by_frame, by_token
 from .plan import Attention, SequencePlan, Site
 
 
+def _tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: Tensor, world_size: int) -> SequenceLayout:
+    """The frame grid in tiles; reference tokens lie before it, in-context latents behind it."""
+    frames, height, width = arguments["transformer_options"]["grid_sizes"]
+    extra = tokens.size(1) - frames * height * width
+    prefix = extra if getattr(model, "ref_conv", None) is not None else 0
+    return TileLayout((frames, height, width), choose_split(height, width, world_size), prefix, extra - prefix)
+
+
 def _layout(model: nn.Module, arguments: Mapping[str, Any], tokens: Tensor, world_size: int) -> SequenceLayout:
     """Tiles when frames have timesteps of their own: then every rank has all frames and modulation stays one row a frame."""
-    grid = tuple(arguments["transformer_options"].get("grid_sizes") or ())
-    if (
-        arguments["e"].size(1) > 1
-        and len(grid) == 3
-        and arguments["e"].ndim == 4
-        and prod(grid) == tokens.size(1)
-        and grid[0] == arguments["e"].size(1)
-    ):
-        return TileLayout(grid, choose_split(grid[1], grid[2], world_size))
+    modulation, grid = arguments["e"], arguments["transformer_options"].get("grid_sizes")
+    per_frame = modulation.ndim == 4 and modulation.size(1) > 1
+    if per_frame and grid is not None and grid[0] == modulation.size(1) and prod(grid) == tokens.size(1):
+        return _tiles(model, arguments, tokens, world_size)
     return FlatLayout(tokens.size(1), world_size)
 
 
@@ -37,4 +40,5 @@ WAN = SequencePlan(
     # head: LayerNorm, modulation and the projection to 64 channels
     sites=(Site("head", {"e": by_frame(1)}, gather=True),),
     choose_layout=_layout,
+    tiles=_tiles,
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,11 +37,12 @@ class ControlGroup:
     def __init__(self, directory: Path, rank: int, size: int, connect_timeout_s: float) -> None:
         store = dist.FileStore(str(directory / "control"), size)
         store.set_timeout(timedelta(seconds=connect_timeout_s))
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        gloo: Any = dist.ProcessGroupGloo  # its type stubs lack most of it
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=connect_timeout_s)
         self.rank, self.size = rank, size
-        self._group = dist.ProcessGroupGloo(store, rank, size, options)
+        self._group: Any = gloo(store, rank, size, options)
         self._group._set_default_timeout(_FOREVER)
 
     def send(self, to: int, frame: Frame) -> None:

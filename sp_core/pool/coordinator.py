@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import time
@@ -21,7 +20,7 @@ from .control import ControlGroup, Frame
 from .devices import WorkerDevice
 from .errors import Cancelled, WorkerDied, WorkerFailed, WorkerTimeout
 from .launcher import ServiceSpec, Workers
-from .protocol import CONNECT_TIMEOUT_S, Op, Status
+from .protocol import CONNECT_TIMEOUT_S, Op, Status, timeout_s
 from .sent import SentTensors
 
 log = logging.getLogger(__name__)
@@ -33,14 +32,6 @@ CANCEL_GRACE_S = 30.0
 POLL_S = 0.05
 
 Watch = Callable[["Pool"], bool]
-
-
-def timeout_s() -> float:
-    """SP_TIMEOUT_S: how long a rank may stand still."""
-    try:
-        return max(1.0, float(os.environ.get("SP_TIMEOUT_S", "600")))
-    except ValueError:
-        return 600.0
 
 
 @dataclass
@@ -64,6 +55,8 @@ class Pool:
         self.world_size = len(self.devices)
         self.last_call = CallStats()
         self.usable = False
+        #: a request failed on some rank: what the ranks share may be out of step until they make it anew
+        self.out_of_step = False
         #: ranks that have not joined yet
         self.waiting = set(range(self.world_size))
         self._request = 0
@@ -248,6 +241,7 @@ class Pool:
         if failures:
             complete = len(replies) == self.world_size
             error = self._failure(failures)
+            self.out_of_step = True
             if not complete:
                 # somebody still waits for the failed rank inside a collective
                 log.warning("rank %d failed while others were waiting for it: the pool is stopped", error.rank)

@@ -1,5 +1,6 @@
 """Numbers that the coordinator and the workers agree on."""
 
+import os
 from enum import IntEnum
 
 #: a worker has this long to join the control group after its process started
@@ -20,3 +21,11 @@ class Status(IntEnum):
     DONE = 2
     FAILED = 3
     CANCELLED = 4
+
+
+def timeout_s() -> float:
+    """SP_TIMEOUT_S: how long a rank may stand still."""
+    try:
+        return max(1.0, float(os.environ.get("SP_TIMEOUT_S", "600")))
+    except ValueError:
+        return 600.0

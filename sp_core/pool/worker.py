@@ -140,7 +140,9 @@ class _Worker:
             return None, Status.CANCELLED
         except BaseException as error:
             log.error("request %d failed:\n%s", frame.request, traceback.format_exc())
-            return {"message": _sentence(error), "kind": type(error).__name__}, Status.FAILED
+            # a wait that was released by another rank's failure ends in whatever error the waiting code has
+            kind = PeerFailed if self.context.should_abort() else type(error)
+            return {"message": _sentence(error), "kind": kind.__name__}, Status.FAILED
 
 
 def _sentence(error: BaseException) -> str:
