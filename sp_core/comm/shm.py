@@ -12,8 +12,6 @@ tensor is gone, so callers own what they get: they may keep it and write to it.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import math
 import mmap
 import os
 import secrets
@@ -28,16 +26,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..layout.exchange import MAX_WORLD, Exchange, Kind
+from ..layout.exchange import MAX_WORLD, Exchange
 from .agree import all_gather_bytes, all_gather_ints
 from .errors import ExchangeError, TransportUnavailable
+from .exchanger import ExchangeTransport
 from .extension import load_cpu
-from .native import MAX_TENSORS, CExchange, Status, bind
+from .native import CExchange, Status, bind
 from .slots import Slot, SlotPool
-from .transport import Transport
+from .transport import DEFAULT_TIMEOUT_S
 
-#: seconds that a rank waits for the others; compiling or loading a model may well take minutes
-DEFAULT_TIMEOUT_S = 600.0
 #: milliseconds between two looks at the peers' health and at ``should_abort``
 _LOOK_MS = 50
 #: bytes; below this a copy is cheaper than lending a slot
@@ -45,14 +42,11 @@ _COPY_BELOW = 32 << 10
 _FIRST_MAPPING = 2 << 20
 
 
-class ShmTransport(Transport):
-    """Shared-memory exchange of CPU tensors. Made by :meth:`create` on all ranks of a group at once.
-
-    Every call may raise :class:`ExchangeError` naming the rank that is late, dead, or came with another shape; after
-    that the transport is done for on every rank. Nothing is ever delivered in part.
-    """
+class ShmTransport(ExchangeTransport):
+    """Shared-memory exchange of CPU tensors. Made by :meth:`create` on all ranks of a group at once."""
 
     name = "shm"
+    device_type = "cpu"
 
     @classmethod
     def create(
@@ -120,53 +114,18 @@ class ShmTransport(Transport):
         self.should_abort = should_abort
         self.pool = SlotPool(file, library.sp_header_bytes())
         self._library = library
-        self._context: int | None = context
+        self._context = context
         self._file = file
         self._peers = _Peers(rank, pids)
-        self._epoch = 0
         self._granted: dict[int, Slot] = {}
         self._sizes = _SizeMemory()
-        self._broken: str | None = None
-
-    def scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
-        first = tensors_BtHD[0]
-        if first.dim() != 4:
-            self._fail(ValueError(f"rank {self.rank}: scatter_heads takes (B, t, H, D), not {tuple(first.shape)}"))
-        self._check(tensors_BtHD, token_counts, first.shape[1], token_counts[self.rank] if self._known(token_counts) else -1)
-        if self.world_size == 1:
-            return [tensor.contiguous() for tensor in tensors_BtHD]
-        B, _, H, D = first.shape
-        exchange = Exchange(Kind.SCATTER_HEADS, len(tensors_BtHD), B, H, D * first.element_size(), tuple(token_counts))
-        return self._exchange(exchange, tensors_BtHD, (B, exchange.tokens, exchange.heads_of(self.rank), D))
-
-    def gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
-        if tensor_BThD.dim() != 4:
-            self._fail(ValueError(f"rank {self.rank}: gather_heads takes (B, T, h, D), not {tuple(tensor_BThD.shape)}"))
-        self._check([tensor_BThD], token_counts, tensor_BThD.shape[1], sum(token_counts))
-        if self.world_size == 1:
-            return tensor_BThD.contiguous()
-        B, _, h, D = tensor_BThD.shape
-        exchange = Exchange(Kind.GATHER_HEADS, 1, B, num_heads, D * tensor_BThD.element_size(), tuple(token_counts))
-        if h != exchange.heads_of(self.rank):
-            mine = exchange.heads_of(self.rank)
-            self._fail(ValueError(f"rank {self.rank} owns {mine} of {num_heads} heads, but was given {h} to gather"))
-        return self._exchange(exchange, [tensor_BThD], (B, token_counts[self.rank], num_heads, D))[0]
-
-    def all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor:
-        self._check([tensor_Bt], token_counts, tensor_Bt.shape[1], token_counts[self.rank] if self._known(token_counts) else -1)
-        if self.world_size == 1:
-            return tensor_Bt
-        B, _, *rest = tensor_Bt.shape
-        row = math.prod(rest) * tensor_Bt.element_size()
-        exchange = Exchange(Kind.ALL_GATHER, 1, B, 1, row, tuple(token_counts))
-        return self._exchange(exchange, [tensor_Bt], (B, exchange.tokens, *rest))[0]
 
     def close(self) -> None:
-        if self._context is None:
+        if self._closed:
             return
+        self._closed = True
         self._library.sp_tell(self._context, 0, f"rank {self.rank} has closed its exchange".encode())
         self._library.sp_leave(self._context)
-        self._context = None
         for slot in self._granted.values():
             self.pool.give_back(slot)
         self._granted.clear()
@@ -174,24 +133,16 @@ class ShmTransport(Transport):
         self._peers.close()
         os.close(self._file)
 
-    def _exchange(self, exchange: Exchange, tensors: Sequence[Tensor], shape: tuple[int, ...]) -> list[Tensor]:
-        if self._broken is not None:
-            raise ExchangeError(f"rank {self.rank} cannot exchange any more: {self._broken}")
-        if self._context is None:
-            raise ExchangeError(f"rank {self.rank} was asked to exchange after its transport was closed")
-        started = time.perf_counter()
-        dtype = tensors[0].dtype
-        self._epoch += 1
-        sources = [_rows_contiguous(tensor) for tensor in tensors]
-        n = len(sources)
+    def _move(self, exchange: Exchange, tensors: Sequence[Tensor], shape: tuple[int, ...], signature: bytes) -> list[Tensor]:
+        n = len(tensors)
         self._library.sp_start(
             self._context,
             self._epoch,
             CExchange.of(exchange),
-            _signature(exchange, shape, dtype),
-            (c_void_p * n)(*(tensor.data_ptr() for tensor in sources)),
-            (c_int64 * n)(*(tensor.stride(0) * tensor.element_size() for tensor in sources)),
-            (c_int64 * n)(*(tensor.stride(1) * tensor.element_size() for tensor in sources)),
+            signature,
+            (c_void_p * n)(*(tensor.data_ptr() for tensor in tensors)),
+            (c_int64 * n)(*(tensor.stride(0) * tensor.element_size() for tensor in tensors)),
+            (c_int64 * n)(*(tensor.stride(1) * tensor.element_size() for tensor in tensors)),
         )
         need = exchange.slot_bytes(self.rank)
         slot = self._granted.pop(self._epoch, None)
@@ -201,13 +152,9 @@ class ShmTransport(Transport):
             slot = self._grant(self._epoch, need, second=True)
         self._wait()
         self._sizes.record(need)
-        outputs = self._outputs(slot, exchange, shape, dtype)
+        outputs = self._outputs(slot, exchange, shape, tensors[0].dtype)
         if expected := self._sizes.expected_after_next():
             self._granted[self._epoch + 2] = self._grant(self._epoch + 2, expected, second=False)
-        others = [target for target in range(self.world_size) if target != self.rank]
-        self.stats.exchanges += 1
-        self.stats.bytes_sent += sum(exchange.sent_bytes(self.rank, target) for target in others)
-        self.stats.seconds += time.perf_counter() - started
         return outputs
 
     def _grant(self, epoch: int, size: int, *, second: bool) -> Slot:
@@ -274,32 +221,8 @@ class ShmTransport(Transport):
             self._fail(ExchangeError(f"rank {rank} gave up: {message}", rank))
         self._fail(ExchangeError(f"rank {self.rank} could not map the exchange buffer of rank {rank}: out of address space", self.rank))
 
-    def _fail(self, error: Exception) -> NoReturn:
-        """Raises ``error`` here and releases everybody who waits for this rank."""
-        if self._broken is None and self._context is not None:
-            self._broken = str(error)
-            self._library.sp_tell(self._context, 1, str(error).encode())
-        raise error
-
-    def _known(self, token_counts: Sequence[int]) -> bool:
-        return len(token_counts) == self.world_size
-
-    def _check(self, tensors: Sequence[Tensor], token_counts: Sequence[int], tokens: int, expected: int) -> None:
-        first = tensors[0]
-        problem = ""
-        if not self._known(token_counts):
-            problem = f"got {len(token_counts)} token counts for {self.world_size} ranks"
-        elif any(tensor.shape != first.shape or tensor.dtype != first.dtype for tensor in tensors):
-            described = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
-            problem = f"tensors of one exchange need one shape and dtype, got {described}"
-        elif tokens != expected:
-            problem = f"got {tokens} tokens where the token counts {list(token_counts)} say {expected}"
-        elif first.device.type != "cpu":
-            problem = f"the shared-memory exchange moves CPU tensors, got {first.device}"
-        elif len(tensors) > MAX_TENSORS:
-            problem = f"at most {MAX_TENSORS} tensors travel together, got {len(tensors)}"
-        if problem:
-            self._fail(ValueError(f"rank {self.rank}: {problem}"))
+    def _tell_peers(self, message: str) -> None:
+        self._library.sp_tell(self._context, 1, message.encode())
 
 
 class _Peers:
@@ -352,26 +275,6 @@ class _SizeMemory:
     def expected_after_next(self) -> int:
         last = self._last[-1]
         return self._followed.get((self._last[-2], last), last) if len(self._last) > 1 else last
-
-
-def _signature(exchange: Exchange, shape: tuple[int, ...], dtype: torch.dtype) -> bytes:
-    """What all ranks must agree on, as a text for people; ends in a digest if it would be too long."""
-    width = f"head_dim {shape[3]}" if exchange.kind is not Kind.ALL_GATHER else f"channels {shape[2:]}"
-    text = (
-        f"{exchange.kind.name.lower()} of {exchange.tensors} {str(dtype).removeprefix('torch.')} tensor(s): "
-        f"batch {exchange.batch}, heads {exchange.heads}, {width}, tokens {list(exchange.token_counts)}"
-    ).encode()
-    return text if len(text) < 380 else text[:330] + hashlib.sha256(text).hexdigest()[:40].encode()
-
-
-def _rows_contiguous(tensor: Tensor) -> Tensor:
-    """The tensor itself if everything behind (B, t) lies contiguous, so that a fused qkv needs no copy."""
-    expected = 1
-    for size, stride in zip(reversed(tensor.shape[2:]), reversed(tensor.stride()[2:]), strict=True):
-        if size != 1 and stride != expected:
-            return tensor.contiguous()
-        expected *= size
-    return tensor
 
 
 def _raise_first(reasons: Sequence[bytes]) -> None:

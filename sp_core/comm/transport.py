@@ -16,6 +16,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+#: seconds that a rank waits for the others; compiling or loading a model may well take minutes
+DEFAULT_TIMEOUT_S = 600.0
+
 
 @dataclass
 class TransportStats:
@@ -59,6 +62,9 @@ class Transport(ABC):
     @abstractmethod
     def all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor:
         """Every rank's (B, t, ...) concatenated on dim 1, in rank order: (B, T, ...)."""
+
+    def check(self) -> None:  # noqa: B027 (most transports have waited already)
+        """Wait for the exchanges that were called, where calls are asynchronous, and raise if one failed."""
 
     def close(self) -> None:  # noqa: B027 (most transports hold nothing)
         """Give back whatever the transport holds. Not collective; safe to call twice."""

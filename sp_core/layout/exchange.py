@@ -128,8 +128,8 @@ class Exchange:
         Told from the meaning of the three kinds alone, element by element, so that it can check
         :meth:`copy_between`. ``target`` only matters for an all-gather, which sends to everybody.
         """
-        heads = shard_sizes(self.heads, self.world_size)
-        head_ranges = list(zip(shard_offsets(heads), heads, strict=True))
+        head_counts = shard_sizes(self.heads, self.world_size)
+        head_ranges = list(zip(shard_offsets(head_counts), head_counts, strict=True))
         token_ranges = list(zip(shard_offsets(self.token_counts), self.token_counts, strict=True))
         if self.kind is Kind.GATHER_HEADS:
             rank = next(r for r, (start, size) in enumerate(token_ranges) if start <= token < start + size)

@@ -1,0 +1,232 @@
+"""How fast ranks exchange heads on this machine: our transports, the stock collective, and a plain memory copy.
+
+One sample is what an attention block does: q, k and v to head shards in one exchange, then the output back. All methods
+take their turns within one run, so that a busy machine is equally busy for all of them. A sample lasts from the first
+rank's start to the last rank's end.
+
+The copy moves the same bytes from the same tensors into buffers that are already there: no exchange can be faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ..comm.agree import all_gather_ints
+from ..comm.collective import CollectiveTransport
+from ..comm.errors import TransportUnavailable
+from ..comm.shm import ShmTransport
+from ..comm.transport import Transport
+from ..layout import shard_sizes
+
+#: (name, (B, T, H, D)) of self-attention in models of interest, at sizes that are divided by :func:`scaled_shapes`
+SHAPES = (
+    ("LTX-2 audio", (1, 126, 32, 64)),
+    ("LTX-2 768x512x121", (1, 6144, 32, 128)),
+    ("LTX-2 1280x704x121", (1, 14080, 32, 128)),
+    ("LTX-2 1280x704x121, one token more", (1, 14081, 32, 128)),
+    ("LTX-2 768x512x49, cond and uncond", (2, 2688, 32, 128)),
+    ("Wan-14B 832x480x81", (1, 32760, 40, 128)),
+    ("Wan-14B 832x480x81, one token more", (1, 32761, 40, 128)),
+    ("Wan-1.3B 832x480x81", (1, 32760, 12, 128)),
+    ("Wan-1.3B 832x480x81, one token more", (1, 32761, 12, 128)),
+)
+SAMPLES = 9
+WARM_UP = 2
+#: bytes of one (B, T, H, D) tensor, all ranks together
+LARGEST_TENSOR = 96 << 20
+#: bytes that one rank moves in a sample: small exchanges are repeated to get there
+SAMPLE_BYTES = 24 << 20
+
+
+@dataclass
+class Row:
+    """One shape; times are milliseconds for a whole block (q, k, v there and the output back), medians."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+    ranks: int
+    bytes_per_rank: int
+    bit_exact: bool
+    shm_ms: float | None = None
+    gloo_ms: float | None = None
+    memcpy_ms: float | None = None
+    peer_ms: float | None = None
+    nccl_ms: float | None = None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs ``bench exchange``. Returns the exit status: 0 if every transport was bit-exact."""
+    parser = argparse.ArgumentParser(prog="bench exchange", description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=4, help="processes (default 4)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the tensors live")
+    options = parser.parse_args(argv)
+    device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    report = measure(options.ranks, device)
+    print("\n".join(format_rows(report)))
+    if options.json:
+        print(json.dumps({"rows": [{k: v for k, v in asdict(row).items() if v is not None} for row in report]}), flush=True)
+    return 0 if report and all(row.bit_exact for row in report) else 1
+
+
+def format_rows(rows: Sequence[Row]) -> list[str]:
+    """A table for people: a column for each method that was measured."""
+    methods = [name for name in ("shm", "peer", "nccl", "gloo", "memcpy") if any(getattr(row, f"{name}_ms") for row in rows)]
+    lines = ["milliseconds".ljust(60) + "".join(name.rjust(10) for name in methods) + "   bit-exact"]
+    for row in rows:
+        times = "".join(f"{getattr(row, f'{name}_ms'):10.3f}" for name in methods)
+        lines.append(f"{row.name} {tuple(row.shape)}".ljust(60) + times + ("   yes" if row.bit_exact else "   NO"))
+    return lines
+
+
+def scaled_shapes(world_size: int, largest: int = LARGEST_TENSOR, element_size: int = 2) -> list[tuple[str, tuple[int, ...]]]:
+    """:data:`SHAPES` with T divided until a tensor fits ``largest`` bytes; a remainder of tokens stays uneven."""
+    shapes: list[tuple[str, tuple[int, ...]]] = []
+    for name, (B, T, H, D) in SHAPES:
+        divisor = -(-B * T * H * D * element_size // largest)
+        extra = 1 if name.endswith("more") else 0
+        tokens = max((T - extra) // divisor // world_size, 1) * world_size + extra
+        shapes.append((f"{name}, 1/{divisor}" if divisor > 1 else name, (B, tokens, H, D)))
+    return shapes
+
+
+def measure(ranks: int, device: str) -> list[Row]:
+    """Spawns the ranks, measures every shape, and returns rank 0's rows."""
+    context = multiprocessing.get_context("spawn")
+    results: SimpleQueue = context.SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="sp_bench_") as directory:
+        processes = [
+            context.Process(target=_run_rank, args=(rank, ranks, directory, device, results), daemon=True) for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            raise RuntimeError(f"ranks ended with {[process.exitcode for process in processes]}")
+        return results.get()
+
+
+def _run_rank(rank: int, world_size: int, directory: str, device: str, results: SimpleQueue) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(directory) / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=5))
+    try:
+        transports = _transports(device, directory)
+        rows = [
+            _measure_shape(name, shape, torch.bfloat16, transports, _device(device, rank)) for name, shape in scaled_shapes(world_size)
+        ]
+        if rank == 0:
+            results.put(rows)
+        dist.barrier()
+        for transport in transports.values():
+            transport.close()
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(kind: str, rank: int) -> torch.device:
+    return torch.device("cpu") if kind == "cpu" else torch.device("cuda", rank % torch.cuda.device_count())
+
+
+def _transports(device: str, directory: str) -> dict[str, Transport]:
+    """Everything that can be measured here, the reference first."""
+    found: dict[str, Transport] = {}
+    if device == "cpu":
+        found["gloo"] = CollectiveTransport()
+        candidates: dict[str, Callable[[], Transport]] = {"shm": lambda: ShmTransport.create(directory=directory)}
+    else:
+        from ..comm.peer import PeerTransport
+        from ..comm.staged import StagedTransport
+
+        torch.cuda.set_device(_device(device, dist.get_rank()))
+        found["gloo"] = StagedTransport(CollectiveTransport())
+        candidates = {"peer": lambda: PeerTransport.create()}
+        if torch.cuda.device_count() >= dist.get_world_size():
+            found["nccl"] = CollectiveTransport(_nccl_group())
+    for name, create in candidates.items():
+        try:
+            found[name] = create()
+        except TransportUnavailable as reason:
+            if dist.get_rank() == 0:
+                print(f"{name}: not measured: {reason}", file=sys.stderr)
+    return found
+
+
+def _nccl_group() -> dist.ProcessGroup:
+    group = dist.new_group(backend="nccl")
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _measure_shape(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, transports: dict[str, Transport], device: torch.device
+) -> Row:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    B, T, H, D = shape
+    counts = shard_sizes(T, world_size)
+    generator = torch.Generator().manual_seed(rank)
+    qkv_BtHD = [torch.randn(B, counts[rank], H, D, generator=generator).to(device, dtype) for _ in range(3)]
+    out_BThD = torch.randn(B, T, shard_sizes(H, world_size)[rank], D, generator=generator).to(device, dtype)
+    sources = [*qkv_BtHD, out_BThD]
+    buffers = [torch.empty_like(tensor) for tensor in sources]
+
+    def block(transport: Transport) -> list[torch.Tensor]:
+        return [*transport.scatter_heads(qkv_BtHD, counts), transport.gather_heads(out_BThD, H, counts)]
+
+    def copy() -> None:
+        for buffer, tensor in zip(buffers, sources, strict=True):
+            buffer.copy_(tensor)
+
+    methods: dict[str, Callable[[], object]] = {key: lambda t=transport: block(t) for key, transport in transports.items()}  # type: ignore[misc]
+    methods["memcpy"] = copy
+    size = sum(tensor.numel() * tensor.element_size() for tensor in sources)
+    repeats = max(1, min(50, SAMPLE_BYTES // max(size, 1)))
+    reference = block(transports["gloo"])
+    exact = all(
+        torch.equal(a, b) for transport in transports.values() for a, b in zip(reference, block(transport), strict=True)
+    )
+    del reference
+    samples: dict[str, list[float]] = {key: [] for key in methods}
+    for number in range(WARM_UP + SAMPLES):
+        for key, method in methods.items():
+            took = _sample(method, repeats, device)
+            if number >= WARM_UP:
+                samples[key].append(took)
+    exact = all(flag for (flag,) in all_gather_ints(None, [exact]))
+    medians = {f"{key}_ms": statistics.median(times) / repeats for key, times in samples.items()}
+    return Row(name, list(shape), str(dtype).removeprefix("torch."), world_size, size, exact, **medians)
+
+
+def _sample(method: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Milliseconds from the first rank's start to the last rank's end. Collective."""
+    dist.barrier()
+    started = time.monotonic_ns()
+    for _ in range(repeats):
+        method()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    ended = time.monotonic_ns()
+    spans = all_gather_ints(None, [started, ended])
+    return (max(end for _, end in spans) - min(start for start, _ in spans)) / 1e6
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""Exchange between GPUs of one machine by direct writes into each other's memory.
+
+Two ways to write: ``kernel`` (stores by the multiprocessors, the faster one over NVLink) and ``copy`` (strided copies by the
+copy engines: over PCIe, stores are several times slower than those). Both are described in ``csrc/all2all_heads.cu``.
+
+With ``kernel`` the outputs are views of receive slots, lent until the last tensor is gone. They must be used on the stream
+that was current at the call, or on one that waits for it, as usual for torch tensors. With ``copy`` everybody writes slots 0
+and 1 in turn and outputs are copied out, which costs little where the wire is slow.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..layout.exchange import MAX_WORLD, Exchange
+from .agree import all_gather_bytes, all_gather_ints
+from .errors import ExchangeError, TransportUnavailable
+from .exchanger import ExchangeTransport
+from .extension import load_cuda
+from .native import CExchange
+from .native_cuda import CLaunch, CStatus, CudaError, CudaLibrary
+from .peer_memory import Lease, PeerMemory, Window, agree_on_exchange
+from .transport import DEFAULT_TIMEOUT_S
+
+Method = Literal["kernel", "copy"]
+_LOOK_S = 0.05
+_MOST_BLOCKS = 512
+#: bytes that are worth a block of their own
+_BLOCK_BYTES = 64 << 10
+_FIRST_SLOT_BYTES = 8 << 20
+
+
+class PeerTransport(ExchangeTransport):
+    """Peer-memory exchange of CUDA tensors on the current device. Made by :meth:`create` on all ranks at once.
+
+    Calls are asynchronous, except :meth:`all_gather_tokens`, which ends a forward. A late or dead rank is found by a thread
+    that watches the exchange under way; the error is raised by the next call, or by :meth:`check`.
+    """
+
+    device_type = "cuda"
+
+    @classmethod
+    def create(
+        cls,
+        group: dist.ProcessGroup | None = None,
+        *,
+        method: Method | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        should_abort: Callable[[], str | None] | None = None,
+    ) -> PeerTransport:
+        """Collective over ``group``. Without ``method`` both are measured and the faster one stays.
+
+        Raises:
+            TransportUnavailable: on every rank alike, if any rank cannot take part.
+        """
+        handle, reason = load_cuda()
+        library = None
+        if not reason and dist.get_world_size(group) > MAX_WORLD:
+            reason = f"the peer exchange joins at most {MAX_WORLD} ranks"
+        if not reason and handle is not None:
+            try:
+                library = CudaLibrary(handle, torch.cuda.current_device())
+            except CudaError as error:
+                reason = str(error)
+        for rank, other in enumerate(all_gather_bytes(group, reason.encode())):
+            if other:
+                raise TransportUnavailable(f"rank {rank}: {other.decode(errors='replace')}")
+        assert library is not None
+        transport = cls(group, library, timeout_s=timeout_s, should_abort=should_abort)
+        transport._use(method or transport._faster_method())
+        return transport
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        library: CudaLibrary,
+        *,
+        timeout_s: float,
+        should_abort: Callable[[], str | None] | None,
+    ) -> None:
+        super().__init__(dist.get_rank(group), dist.get_world_size(group))
+        self.timeout_s = timeout_s
+        self.should_abort = should_abort
+        self.group = group
+        self._library = library
+        # ranks may run on different GPU models: a launch has the same number of blocks everywhere
+        self._processors = min(count for (count,) in all_gather_ints(group, [library.multiprocessors()]))
+        self._memory = PeerMemory(group, library, _FIRST_SLOT_BYTES)
+        self._own_slot: int | None = None  # granted for the next exchange; None right after (re)allocation
+        self._watch = Watch(library, self)
+        self._use("kernel")
+
+    def _use(self, method: Method) -> None:
+        self.method: Method = method
+        self.name = "peer" if method == "kernel" else "peer-copy"
+
+    def all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor:
+        gathered = super().all_gather_tokens(tensor_Bt, token_counts)
+        self.check()
+        return gathered
+
+    def check(self) -> None:
+        """Waits until every exchange that was called is complete; raises if one is not."""
+        torch.cuda.current_stream().synchronize()
+        self._raise_if_failed()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        torch.cuda.synchronize(self._library.device)
+        self._watch.close()
+        self._memory.close()
+
+    def _move(self, exchange: Exchange, tensors: Sequence[Tensor], shape: tuple[int, ...], signature: bytes) -> list[Tensor]:
+        if torch.cuda.is_current_stream_capturing():
+            raise ExchangeError(f"rank {self.rank}: an exchange cannot be captured in a CUDA graph; compile without graphs")
+        self._raise_if_failed()
+        need = max(exchange.slot_bytes(rank) for rank in range(self.world_size))
+        if need > self._memory.slot_bytes:
+            self._grow(need, signature)
+        launch = self._launch(exchange, tensors, signature)
+        stream = torch.cuda.current_stream().cuda_stream
+        if self.method == "copy":
+            launch.fixed_slot = self._epoch % 2
+            self._library.copy(launch, stream)
+            return self._copied_out(launch.fixed_slot, exchange, shape, tensors[0].dtype)
+        self._memory.reclaim()
+        slot, launch.fixed_slot = (0, 0) if self._own_slot is None else (self._own_slot, -1)
+        self._own_slot = launch.next_slot = self._memory.free.pop(0)
+        self._library.push(launch, stream)
+        if self._memory.free:
+            return _views(self._memory.lend(slot), exchange, self.rank, shape, tensors[0].dtype)
+        # tensors of earlier exchanges hold the other slots: this one is needed for the exchange after the next
+        outputs = self._copied_out(slot, exchange, shape, tensors[0].dtype)
+        self._memory.free.append(slot)
+        return outputs
+
+    def _copied_out(self, slot: int, exchange: Exchange, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+        return [view.clone() for view in _views(self._memory.window(slot), exchange, self.rank, shape, dtype)]
+
+    def _launch(self, exchange: Exchange, tensors: Sequence[Tensor], signature: bytes) -> CLaunch:
+        launch = CLaunch(
+            exchange=CExchange.of(exchange),
+            rank=self.rank,
+            blocks=block_count(exchange, self._processors),
+            epoch=self._epoch,
+            signature=zlib.crc32(signature),
+            slot_bytes=self._memory.slot_bytes,
+            status=self._watch.seen_by_device,
+        )
+        for index, tensor in enumerate(tensors):
+            launch.sources[index] = tensor.data_ptr()
+            launch.source_batch[index] = tensor.stride(0) * tensor.element_size()
+            launch.source_token[index] = tensor.stride(1) * tensor.element_size()
+        for rank, base in enumerate(self._memory.peers):
+            launch.peers[rank] = base
+        return launch
+
+    def _grow(self, need: int, signature: bytes) -> None:
+        """Larger slots on all ranks: all know everybody's need, so all come here in the same exchange."""
+        torch.cuda.synchronize(self._library.device)
+        self._raise_if_failed()
+        agree_on_exchange(self.group, self.rank, self._epoch, signature)
+        try:
+            self._replace_memory(rounded_slot(need))
+        except TransportUnavailable as error:
+            raise ExchangeError(str(error)) from error
+
+    def _raise_if_failed(self) -> None:
+        if message := self._watch.failure():
+            self._fail(ExchangeError(*message))
+
+    def _faster_method(self) -> Method:
+        """Both measured on the same exchange; the slowest rank's time counts, so that all ranks choose alike."""
+        counts = [1024] * self.world_size
+        x = torch.zeros(1, 1024, self.world_size, 4096, dtype=torch.bfloat16, device="cuda")
+        medians = []
+        for method in ("kernel", "copy"):
+            self._use(method)  # type: ignore[arg-type]
+            self._replace_memory(self._memory.slot_bytes)
+            times = []
+            for _ in range(7):
+                torch.cuda.synchronize()
+                started = time.perf_counter()
+                self.scatter_heads([x], counts)
+                self.check()
+                times.append(int((time.perf_counter() - started) * 1e9))
+            medians.append(int(statistics.median(times)))
+        kernel, copy = (max(column) for column in zip(*all_gather_ints(self.group, medians), strict=True))
+        self.stats.reset()
+        self._replace_memory(self._memory.slot_bytes)
+        return "kernel" if kernel <= copy else "copy"
+
+    def _replace_memory(self, slot_bytes: int) -> None:
+        """New slots on all ranks; also needed between two methods, which do not share the grants of slots."""
+        torch.cuda.synchronize(self._library.device)
+        all_gather_ints(self.group, [0])  # nobody writes any more
+        self._memory.close_peers()
+        all_gather_ints(self.group, [0])  # nobody has it open any more
+        self._memory.close()
+        self._memory = PeerMemory(self.group, self._library, slot_bytes)
+        self._own_slot = None
+
+
+class Watch:
+    """A thread that sees an exchange that does not end, and calls it off.
+
+    It looks at words in host memory that the kernels write; it makes no CUDA call, so it never waits for the device.
+    """
+
+    def __init__(self, library: CudaLibrary, transport: PeerTransport) -> None:
+        self._library, self._transport = library, transport
+        self._address, self.seen_by_device = library.allocate_status()
+        self._status = CStatus.from_address(self._address)
+        self._reason = ""
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sp-exchange-watch", daemon=True)
+        self._thread.start()
+
+    def failure(self) -> tuple[str, int | None] | None:
+        """(message, rank at fault) once something went wrong."""
+        if wrong := [rank for rank in range(self._transport.world_size) if self._status.mismatch[rank]]:
+            return f"rank {wrong[0]} came to an exchange with another shape or dtype than rank {self._transport.rank}", wrong[0]
+        if not self._status.abort:
+            return None
+        late = [rank for rank in range(self._transport.world_size) if self._status.late[rank]]
+        if not late:
+            return self._reason, None
+        return f"{self._reason}; rank {self._transport.rank} was waiting for {ranks_text(late)}", late[0] if len(late) == 1 else None
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+        self._library.free_status(self._address)
+
+    def _run(self) -> None:
+        epoch, since = 0, 0.0
+        while not self._closing.wait(_LOOK_S):
+            started, completed = self._status.started, self._status.completed
+            if started == completed or self._status.abort:
+                epoch = 0
+                continue
+            if started != epoch:
+                epoch, since = started, time.monotonic()
+            ask = self._transport.should_abort
+            text = ask() if ask is not None else None
+            if not text and time.monotonic() > since + self._transport.timeout_s:
+                text = f"exchange {epoch} did not end within {self._transport.timeout_s:g} s (SP_TIMEOUT_S raises the limit)"
+            if text:
+                self._reason = text
+                self._status.abort = 1
+
+
+def _views(lease: Lease, exchange: Exchange, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    size, stride = exchange.output_bytes(rank), exchange.tensor_stride(rank)
+    if size == 0:
+        return [torch.empty(shape, dtype=dtype, device="cuda") for _ in range(exchange.tensors)]
+    windows = [Window(lease, index * stride, size) for index in range(exchange.tensors)]
+    return [torch.as_tensor(window, device="cuda").view(dtype).view(shape) for window in windows]
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def block_count(exchange: Exchange, processors: int) -> int:
+    """Blocks of a launch: the same on all ranks, for it follows from what all ranks know.
+
+    Two blocks a multiprocessor for large exchanges, one a peer for tiny ones; ``processors`` is the smallest of all ranks.
+    """
+    world_size = exchange.world_size
+    share = sum(exchange.slot_bytes(rank) for rank in range(world_size)) // world_size
+    return max(world_size, min(2 * processors, _MOST_BLOCKS, -(-share // _BLOCK_BYTES)))
+
+
+def rounded_slot(need: int) -> int:
+    """Room to grow by a quarter, in whole 2 MB pages."""
+    page = 2 << 20
+    return -(-(need + need // 4) // page) * page
