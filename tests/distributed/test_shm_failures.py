@@ -50,7 +50,10 @@ def exchange(rank: int, transport: ShmTransport, B: int = 1, D: int = 5) -> torc
     return transport.scatter_heads([torch.full((B, COUNTS[rank], 8, D), float(rank))], COUNTS)[0]
 
 
-def outcomes(behave: Callable[[int, ShmTransport], None], ranks: int, timeout_s: float = 30) -> dict[int, tuple[str, int | None, str, float]]:
+Report = tuple[str, int | None, str, float]
+
+
+def outcomes(behave: Callable[[int, ShmTransport], None], ranks: int, timeout_s: float = 30) -> dict[int, Report]:
     """(outcome, rank at fault, message, seconds) of the first ``ranks`` ranks that report."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
@@ -243,7 +246,8 @@ def test_growing_sizes_leak_nothing() -> None:
 
 def names() -> set[str]:
     """Everything that an exchange could have left under a name."""
-    return {entry for folder in ("/dev/shm", tempfile.gettempdir()) for entry in os.listdir(folder) if "exchange" in entry or "sp_" in entry}
+    entries = [entry for folder in ("/dev/shm", tempfile.gettempdir()) for entry in os.listdir(folder)]
+    return {entry for entry in entries if "exchange" in entry or "memfd" in entry}
 
 
 def kill_everybody(rank: int, transport: ShmTransport) -> None:

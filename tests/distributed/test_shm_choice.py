@@ -1,0 +1,191 @@
+"""Which transport a group gets: the decision, the trial, the verification; and compiled models run through it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from distributed.ranks import run_ranks
+from torch import Tensor
+
+from sp_core.comm import CollectiveTransport, extension, ops
+from sp_core.comm.choice import Decision, Facts, decide, make_transport, verify
+from sp_core.comm.shm import ShmTransport
+from sp_core.layout import shard_sizes
+
+CPU = Facts("cpu", "here")
+GPUS = [Facts("cuda", "here", gpu, "cpu:gloo,cuda:nccl") for gpu in "abcd"]
+
+
+def with_rank_1(facts: Sequence[Facts], **changes: str) -> list[Facts]:
+    changed = list(facts)
+    changed[1] = Facts(**{**vars(changed[1]), **changes})
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("facts", "order", "refused"),
+    [
+        ([CPU], ("local",), {}),
+        ([CPU] * 4, ("shm", "gloo"), {}),
+        (with_rank_1([CPU] * 4, no_shm="no C++ compiler"), ("gloo",), {"shm": "rank 1: no C++ compiler"}),
+        (with_rank_1([CPU] * 2, machine="there"), ("gloo",), {"shm": "rank 1 is on another machine than rank 0, or in another container"}),
+        (GPUS, ("peer", "nccl", "staged-shm", "staged-gloo"), {}),
+        (with_rank_1(GPUS, no_peer="no CUDA toolkit"), ("nccl", "staged-shm", "staged-gloo"), {"peer": "rank 1: no CUDA toolkit"}),
+        (with_rank_1(GPUS, gpu="a"), ("peer", "staged-shm", "staged-gloo"), {"nccl": "two ranks share a GPU"}),
+        (with_rank_1(GPUS, backends="gloo"), ("peer", "staged-shm", "staged-gloo"), {"nccl": "the process group has no device backend"}),
+        (
+            [Facts("cuda", "here", gpu, "nccl") for gpu in "ab"],
+            ("peer", "nccl", "staged-shm"),
+            {"staged-gloo": "the process group has no gloo backend"},
+        ),
+    ],
+)
+def test_decision(facts: list[Facts], order: tuple[str, ...], refused: dict[str, str]) -> None:
+    assert decide(facts) == Decision(order, tuple(refused.items()))
+
+
+def choose(rank: int, world_size: int, directory: str, no_ext_on: int | None, compiler: str | None) -> tuple[str, str]:
+    logging.disable(logging.CRITICAL)
+    if rank == no_ext_on:
+        os.environ["SP_NO_EXT"] = "1"
+    if compiler is not None:
+        os.environ |= {"TORCH_EXTENSIONS_DIR": directory, "CXX": compiler}
+    transport, reason = make_transport(None, "cpu", directory=directory)
+    gathered = transport.all_gather_tokens(torch.full((1, 2, 3), float(rank)), [2] * world_size)
+    assert gathered[0, ::2, 0].tolist() == list(range(world_size))
+    transport.close()
+    return transport.name, reason
+
+
+def test_cpu_ranks_get_shared_memory(tmp_path: Path) -> None:
+    assert run_ranks(3, choose, str(tmp_path), None, None) == [("shm", "shm, verified against the plain collective")] * 3
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("no_ext_on", "compiler", "reason"),
+    [
+        (1, None, "rank 1: SP_NO_EXT=1 turns compiled parts off"),
+        (None, "no-such-compiler", "no C++ compiler (no-such-compiler) was found"),
+        (None, "false", "all2all_cpu.cpp could not be built"),
+    ],
+)
+def test_without_the_compiled_part_all_ranks_get_gloo_and_the_reason(
+    no_ext_on: int | None, compiler: str | None, reason: str, tmp_path: Path
+) -> None:
+    for name, why in run_ranks(2, choose, str(tmp_path), no_ext_on, compiler):
+        assert name == "gloo"
+        assert reason in why
+
+
+class OneByteOff(CollectiveTransport):
+    """Swaps the first two bytes of what it delivers on rank 1."""
+
+    def scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
+        outputs = super().scatter_heads(tensors_BtHD, token_counts)
+        if self.rank == 1 and outputs[0].dtype == torch.bfloat16:
+            outputs[2].view(torch.uint8).flatten()[-1] ^= 1
+        return outputs
+
+
+def find_fault(rank: int, world_size: int) -> tuple[str, str]:
+    plain = CollectiveTransport()
+    return verify(OneByteOff(), plain, None, torch.device("cpu")), verify(plain, plain, None, torch.device("cpu"))
+
+
+def test_one_wrong_bit_on_one_rank_is_found_on_all() -> None:
+    assert run_ranks(3, find_fault) == [("wrong data on rank 1", "")] * 3
+
+
+def test_workers_that_build_at_once_build_once(tmp_path: Path) -> None:
+    program = "from sp_core.comm.extension import load_cpu; library = load_cpu(); assert library.handle, library.reason"
+    environment = os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    name = f"sp_all2all_cpu_{extension._key('all2all_cpu.cpp', extension.CPU_FLAGS)}"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "lock").touch()  # left by a builder that was killed
+    root = Path(__file__).parents[2]
+    workers = [subprocess.Popen([sys.executable, "-c", program], cwd=root, env=environment, stderr=subprocess.PIPE) for _ in range(3)]
+    for worker in workers:
+        _, errors = worker.communicate(timeout=120)
+        assert worker.returncode == 0, errors.decode()
+    assert (tmp_path / name / "finished").exists()
+
+
+# compiled models
+
+
+class Attention(torch.nn.Module):
+    """A block's exchange with something to compute around it."""
+
+    def __init__(self, transport: ops.TraceableTransport, counts: list[int] | None) -> None:
+        super().__init__()
+        self.transport, self.counts = transport, counts
+
+    def forward(self, x_BtHD: Tensor) -> Tensor:
+        counts = self.counts or [x_BtHD.shape[1]] * self.transport.world_size
+        q, k, v = self.transport.scatter_heads([x_BtHD * 2, x_BtHD + 1, x_BtHD - 1], counts)
+        attended_BThD = torch.softmax(q * k, dim=1) * v
+        back_BtHD = self.transport.gather_heads(attended_BThD, x_BtHD.shape[2], counts)
+        return self.transport.all_gather_tokens(back_BtHD + x_BtHD, counts)
+
+
+def compiled(rank: int, world_size: int, even: bool) -> int:
+    """Compiles without a graph break, twice for two sizes where the token count may vary; returns how many graphs."""
+    transport = ops.traceable(ShmTransport.create())
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]):
+        graphs.append(graph)
+        return graph.forward
+
+    sizes = (16, 12, 20) if even else (7,)  # not H or D: equal sizes share a symbol
+    for number, tokens in enumerate(sizes):
+        counts = list(shard_sizes(tokens, world_size))
+        model = Attention(transport, None if even else counts)
+        if number == 0:
+            run = torch.compile(model, fullgraph=True, backend=backend, dynamic=even)
+        generator = torch.Generator().manual_seed(rank)
+        x_BtHD = torch.randn(1, counts[rank], 3, 4, generator=generator)
+        assert torch.equal(run(x_BtHD), model(x_BtHD))
+    transport.close()
+    return len(graphs)
+
+
+@pytest.mark.parametrize("even", [True, False])
+def test_compiles_without_a_graph_break(even: bool) -> None:
+    assert run_ranks(2, compiled, even) == [1, 1]
+
+
+def check_operators(rank: int, world_size: int) -> None:
+    # every rank makes the same calls; errors of the check are raised
+    transport = ops.traceable(ShmTransport.create())
+    for counts in ([3, 3], [4, 1]):
+        x = torch.randn(1, counts[rank], 3, 4)
+        heads = shard_sizes(3, world_size)[rank]
+        torch.library.opcheck(ops.scatter_heads, ([x, x + 1], counts, heads, transport.number))
+        torch.library.opcheck(ops.gather_heads, (torch.randn(1, sum(counts), heads, 4), 3, counts, rank, transport.number))
+        torch.library.opcheck(ops.all_gather_tokens, (x, counts, transport.number))
+    transport.close()
+
+
+def test_opcheck_passes() -> None:
+    run_ranks(2, check_operators)
+
+
+def check_operators_alone(rank: int, world_size: int) -> None:
+    transport = ops.traceable(CollectiveTransport())
+    for op, arguments in ((ops.scatter_heads, ([torch.randn(1, 2, 3, 4)], [2], 3)), (ops.all_gather_tokens, (torch.randn(1, 2, 3), [2]))):
+        torch.library.opcheck(op, (*arguments, transport.number))
+
+
+def test_opcheck_passes_on_one_rank() -> None:
+    run_ranks(1, check_operators_alone)
+
+
