@@ -16,7 +16,6 @@ from torch import Tensor
 from ..layout import shard_sizes
 from .transport import Transport
 
-
 # torch 2.14 renames it and warns about the old name
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
