@@ -192,6 +192,7 @@ __global__ void wait_kernel(const __grid_constant__ Launch p) { wait_for_all(p, 
     }                                                \
   } while (0)
 
+// `arguments` is a Launch: a type of this file in a signature would hide the function
 extern "C" {
 
 const char* spg_error(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
@@ -256,7 +257,8 @@ int spg_free_status(int device, void* host) {
 }
 
 // The exchange by stores of the multiprocessors. Asynchronous on `stream`.
-int spg_push(int device, const Launch* launch, void* stream) {
+int spg_push(int device, const void* arguments, void* stream) {
+  const Launch* launch = static_cast<const Launch*>(arguments);
   SP_TRY(cudaSetDevice(device));
   if (launch->blocks < launch->exchange.world || launch->blocks > kMaxBlocks) return cudaErrorInvalidValue;
   push_kernel<<<launch->blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*launch);
@@ -265,9 +267,9 @@ int spg_push(int device, const Launch* launch, void* stream) {
 }
 
 // The exchange by copy engines into `fixed_slot` of every peer. Asynchronous on `stream`.
-int spg_copy(int device, const Launch* launch, void* stream_handle) {
+int spg_copy(int device, const void* arguments, void* stream_handle) {
   SP_TRY(cudaSetDevice(device));
-  const Launch& p = *launch;
+  const Launch& p = *static_cast<const Launch*>(arguments);
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_handle);
   const int world = p.exchange.world;
   for (int i = 1; i <= world; ++i) {

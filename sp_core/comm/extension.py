@@ -68,7 +68,8 @@ def _load(source: str, flags: tuple[str, ...]) -> Library:
     except Exception as error:  # whatever a toolchain can do wrong: the caller goes on without
         log.debug("building %s failed", source, exc_info=True)
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        telling = next((line.strip() for line in lines if "error" in line.lower()), lines[0])
+        marks = ("error:", "cannot find", "not found", "No such file")
+        telling = next((line.strip() for line in lines if any(mark in line for mark in marks)), lines[0])
         return Library(None, f"{source} could not be built: {telling[:200]}")
 
 
@@ -98,7 +99,7 @@ def _built(source: str, flags: tuple[str, ...]) -> Path:
                 [str(CSRC / source)],
                 extra_cflags=None if cuda else list(flags),
                 extra_cuda_cflags=list(flags) if cuda else None,
-                extra_ldflags=_cuda_library_flags() if cuda else None,
+                extra_ldflags=_cuda_library_flags(directory) if cuda else None,
                 extra_include_paths=[str(CSRC)],
                 build_directory=str(directory),
                 is_python_module=False,
@@ -128,12 +129,14 @@ def _build_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions" / "sequence_parallel"
 
 
-def _cuda_library_flags() -> list[str]:
-    """Where libcudart lies when the toolkit has none beside it (torch brings one)."""
-    folders = [Path(folder) for root in sys.path if root for folder in Path(root).glob("nvidia/*/lib")]
-    for folder in folders:
-        for library in sorted(folder.glob("libcudart.so.*")):
-            return [f"-L{folder}", f"-l:{library.name}", f"-Wl,-rpath,{folder}"]
+def _cuda_library_flags(directory: Path) -> list[str]:
+    """Links against the libcudart that torch itself uses, under the plain name that a linker looks for."""
+    for root in sys.path:
+        for library in sorted(Path(root or ".").glob("nvidia/*/lib/libcudart.so.*")):
+            link = directory / "libcudart.so"
+            link.unlink(missing_ok=True)
+            link.symlink_to(library)
+            return [f"-L{directory}", f"-Wl,-rpath,{library.parent}"]
     return []
 
 
