@@ -53,16 +53,27 @@ def placed_too_late(what: str, node: str) -> SPError:
     )
 
 
+def refuse_late_patches(transformer_options: dict[str, Any]) -> None:
+    """Before sampling: what the patched MODEL's own options hold was written there by a node behind SP Model Patch.
+
+    Raises:
+        SPError: there is a patch inside the model.
+    """
+    for place, function in patches_in(transformer_options):
+        raise placed_too_late(f"A patch ({place}: {name_of(function)})", "the node that adds it")
+
+
 def for_workers(transformer_options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The plain part of one call's options, and the names of the objects that stay here.
 
     Raises:
-        SPError: a patch inside the model was added after SP Model Patch.
+        SPError: a patch inside the model was added for this call.
     """
-    late = patches_in(transformer_options)
-    if late:
-        place, function = late[0]
-        raise placed_too_late(f"A patch ({place}: {name_of(function)})", "the node that adds it")
+    for place, function in patches_in(transformer_options):
+        raise SPError(
+            f"A patch inside the model ({place}: {name_of(function)}) is added while sampling, which the workers cannot follow. "
+            "Remove the node that adds it (a guidance that patches blocks or attention), or SP Model Patch"
+        )
     plain: dict[str, Any] = {}
     kept_here: list[str] = []
     for key, value in transformer_options.items():

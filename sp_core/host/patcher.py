@@ -7,13 +7,15 @@ from typing import Any
 
 import comfy.model_patcher
 import comfy.utils
+from comfy.patcher_extension import WrappersMP
 
+from ..errors import SPError
 from ..planner import NO_PINS, Pins
 from ..plans import plan_for
 from ..pool.devices import WorkerDevice
 from . import compat
 from .model import RemoteModel
-from .options import name_of, placed_too_late, without_model_patches
+from .options import name_of, placed_too_late, refuse_late_patches, without_model_patches
 from .recipe import Recipe
 from .remote import make_remote
 
@@ -34,6 +36,8 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
         return other
 
     def pre_run(self) -> None:
+        refuse_late_patches(self.model_options.get("transformer_options", {}))
+        _refuse_compiled(self)
         self.sp.prepare()
         super().pre_run()
 
@@ -105,6 +109,14 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
         if injections:
             raise self._too_late(f"An injection ({key})")
 
+    # -- nodes that read weights: here they are as the file has them, without the patches that the workers apply
+
+    def get_key_patches(self, filter_prefix: Any = None) -> Any:
+        raise self._too_late("A merge that reads the model's weights")
+
+    def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._too_late("A request for the model's weights")
+
     @staticmethod
     def _too_late(what: str) -> Exception:
         node_id, class_type = compat.executing_node()
@@ -125,6 +137,7 @@ def make_sp_patcher(
     """
     local = source.get_model_object("diffusion_model")
     plan = plan_for(local)
+    _refuse_compiled(source)
     sp = RemoteModel(recipe, devices, plan, source.model_size(), keep_loaded, pins)
     base = _own_base_model(source.model)
     base.diffusion_model = make_remote(local, plan, sp)
@@ -148,6 +161,14 @@ def make_sp_patcher(
             mine[kind] = {key: list(functions) for key, functions in by_key.items()}
     patcher.attachments = dict(source.attachments)
     return patcher
+
+
+def _refuse_compiled(patcher: comfy.model_patcher.ModelPatcher) -> None:
+    """A compiled model would take the place of the remote one and compute here, without the workers."""
+    if patcher.wrappers.get(WrappersMP.APPLY_MODEL, {}).get("torch.compile"):
+        raise SPError(
+            "A model compiled by torch.compile computes in this process only. Remove the node that compiles it, or SP Model Patch"
+        )
 
 
 def _own_base_model(base: Any) -> Any:

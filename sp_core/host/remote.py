@@ -35,6 +35,11 @@ class RemoteMixin:
     def __setattr__(self, name: str, value: Any) -> None:
         self.__dict__[name] = value
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        # nodes look up here which weights there are: a LoRA that found none would be dropped without a word
+        state: dict[str, Any] = self.__dict__["_sp_local"].state_dict(*args, **kwargs)
+        return state
+
 
 def _forwarder(local_class: type, method: str) -> Callable[..., Any]:
     signature = inspect.signature(getattr(local_class, method))

@@ -53,6 +53,8 @@ class Branch:
 
     graph: Graph
     devices: str | None = None
+    #: further inputs of SP Model Patch
+    pins: dict[str, Any] = field(default_factory=dict)
     #: wires of the patched MODELs, for the report
     patched: list[Link] = field(default_factory=list)
     report: Link | None = None
@@ -63,7 +65,7 @@ class Branch:
     def patch(self, model: Link) -> Link:
         if self.devices is None:
             return model
-        self.patched.append(self.add("SPModelPatch", model=model, devices=self.devices)[0])
+        self.patched.append(self.add("SPModelPatch", model=model, devices=self.devices, **self.pins)[0])
         return self.patched[-1]
 
 
@@ -128,15 +130,15 @@ def relative(mine: Tensor, theirs: Tensor) -> float:
     return float((mine - theirs).norm() / theirs.norm())
 
 
-def branches(case: Case, devices: str, name: str, stock: Case | None = None) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def branches(case: Case, devices: str, **pins: Any) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """A prompt with both branches, and the ids of the nodes that save the stock and the SP latent."""
     graph, saved = Graph(), []
-    for kind, build, branch in (("stock", stock or case, Branch(graph)), ("sp", case, Branch(graph, devices))):
-        samples = build(branch)
+    for kind, branch in (("stock", Branch(graph)), ("sp", Branch(graph, devices, pins))):
+        samples = case(branch)
         extra: dict[str, Any] = {"model": branch.patched[-1]} if branch.patched else {}
         if branch.report is not None:
             extra = {"report": branch.report}
-        saved.append(branch.add("SPTestSaveLatent", samples=samples, name=f"{name}-{kind}", **extra).id)
+        saved.append(branch.add("SPTestSaveLatent", samples=samples, name=f"{case.__name__}-{kind}", **extra).id)
     return graph.prompt, saved
 
 
@@ -146,9 +148,9 @@ def read(output: dict[str, Any]) -> Result:
     return Result([tensors[name] for name in sorted(tensors)], output["report"][0])
 
 
-def compare(server: ComfyServer, case: Case, devices: str, stock: Case | None = None, check: bool = True) -> Comparison:
+def compare(server: ComfyServer, case: Case, devices: str, check: bool = True, **pins: Any) -> Comparison:
     """Run ``case`` stock and on ``devices`` in one prompt; by default also check that both agree."""
-    prompt, saved = branches(case, devices, case.__name__, stock)
+    prompt, saved = branches(case, devices, **pins)
     outputs = server.run(prompt)
     comparison = Comparison(*(read(outputs[node]) for node in saved))
     print(f"\n{case.__name__} on {devices}: relative L2 {', '.join(f'{error:.2g}' for error in comparison.errors)}; {comparison.layout}")

@@ -154,4 +154,5 @@ CASES: list[Case] = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_same_as_stock(server: ComfyServer, devices: str, case: Case, require: Callable[[Case], None]) -> None:
     require(case)
-    compare(server, case, devices)
+    comparison = compare(server, case, devices, cfg_split=1)
+    assert "CFG" not in comparison.layout

@@ -174,3 +174,22 @@ class SPTestModelOption:
         model = model.clone()
         model.model_options["transformer_options"].update(json.loads(options))
         return (model,)
+
+
+class SPTestMoveFile:
+    """Moves a file away, in the process that gets here first."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "path": ("STRING", {})}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "move"
+    CATEGORY = "test"
+
+    def move(self, model, path):
+        import os
+
+        if os.path.exists(path):
+            os.replace(path, f"{path}.moved")
+        return (model,)
