@@ -104,7 +104,10 @@ def shrink(prompt: Prompt, tiny: Tiny, devices: str | None, seed: int, prefix: s
             said["VAE and video file -> the latent is saved as it is"] = None
             out.saves.append(name)
             class_type, inputs = "SaveLatent", {"samples": inputs["samples"], "filename_prefix": f"{prefix}-{name}"}
-        elif class_type == "SPModelPatch":
+        elif class_type == "SPSampler" and devices is None:
+            class_type = "KSampler"
+            inputs.pop("devices")
+        elif class_type in ("SPModelPatch", "SPSampler"):
             said[f"devices {inputs['devices']} -> {devices}"] = None
             inputs["devices"] = devices
         out.prompt[name] = {"class_type": class_type, "inputs": inputs}

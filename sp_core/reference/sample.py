@@ -93,17 +93,29 @@ def local(config: ReferenceConfig, seed: int, device: torch.device | str = "cpu"
 
 
 @contextlib.contextmanager
-def pooled(config: ReferenceConfig, seed: int, devices: tuple[WorkerDevice, ...]) -> Iterator[Predict]:
-    """The model in a pool of workers, one a device."""
+def open_pool(config: ReferenceConfig, seed: int, devices: tuple[WorkerDevice, ...]) -> Iterator[Pool]:
+    """Workers that hold the reference model, one a device."""
     pool = Pool(devices, ServiceSpec("sp_core.reference.service:ReferenceService", {"config": config.to_plain(), "seed": seed}))
     pool.start()
-
-    def predict(arguments: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        reply: dict[str, Any] = pool.call("forward", arguments, volatile=("video", "audio"))
-        video, audio = reply["output"]
-        return video, audio
-
     try:
-        yield predict
+        yield pool
     finally:
         pool.shutdown()
+
+
+def forward(pool: Pool, arguments: dict[str, Tensor]) -> dict[str, Any]:
+    """The service's reply to one prediction: ``output`` and what it cost."""
+    return pool.call("forward", arguments, volatile=("video", "audio"))  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def pooled(config: ReferenceConfig, seed: int, devices: tuple[WorkerDevice, ...]) -> Iterator[Predict]:
+    """The model in a pool of workers, as a function."""
+
+    with open_pool(config, seed, devices) as pool:
+
+        def predict(arguments: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            video, audio = forward(pool, arguments)["output"]
+            return video, audio
+
+        yield predict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from ..comm import CollectiveTransport, Transport
@@ -31,11 +32,13 @@ class ReferenceService:
         self.context.show(Phase.COMPUTING)
         stats = self.transport.stats
         stats.reset()
+        started = time.perf_counter()
         with Engine(REFERENCE, self.transport, self.context.enter_block).installed(self.model) as run:
             output = self.model(**body)
             run.check()
         return {
             "output": output,
+            "seconds": time.perf_counter() - started,
             "layout": run.describe(),
             "transport": self.transport.name,
             "exchange_s": stats.seconds,

@@ -1,0 +1,28 @@
+"""``python -m sp_core bench``: one word a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+
+from ..cli import dispatch
+
+COMMANDS = {
+    "exchange": ("bench.exchange", "our all-to-all against the stock collective and a memory copy"),
+    "step": ("bench.step", "N workers against one process with as many threads"),
+    "overhead": ("bench.overhead", "what SP adds to a prompt and to a step"),
+    "memory": ("bench.memory", "private memory of four workers with a 2 GB checkpoint (needs ComfyUI)"),
+    "all": ("bench.commands", "all of these"),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one measurement, or all when called as ``all``; the highest exit status."""
+    if list(argv) == ["all"]:
+        status = 0
+        for name, (module, what) in COMMANDS.items():
+            if name != "all":
+                print(f"\n== {name}: {what}", flush=True)
+                status = max(status, import_module(f"..{module}", __package__).main([]))
+        return status
+    return dispatch("sp_core bench", COMMANDS, list(argv))

@@ -1,0 +1,65 @@
+"""What the benchmarks share: taking turns, a ComfyUI of their own, and words about the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ..demo.comfy_server import EXTENSION, ComfyServer, find_comfyui, prepare_base
+
+DEMO_NODES = EXTENSION / "sp_core" / "demo" / "nodes" / "sp_demo_nodes"
+
+
+def turns(methods: Mapping[str, Callable[[], float]], samples: int, warm_up: int = 1) -> dict[str, float]:
+    """Median of what each method returns; they take turns, so that a busy machine is equally busy for all."""
+    taken: dict[str, list[float]] = {name: [] for name in methods}
+    for number in range(warm_up + samples):
+        for name, method in methods.items():
+            value = method()
+            if number >= warm_up:
+                taken[name].append(value)
+    return {name: median(values) for name, values in taken.items()}
+
+
+def machine() -> str:
+    """Cores and how busy they are: several threads of one process suffer more from a busy machine than several processes."""
+    cores = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    busy = "; busy with other work, so times are of little use" if load > 2 * cores else ""
+    return f"{cores} cores, load {load:.1f}{busy}"
+
+
+@contextlib.contextmanager
+def comfyui(checkpoints: Mapping[str, Mapping[str, Any]], devices_are_cpu: bool = True) -> Iterator[ComfyServer | None]:
+    """A headless ComfyUI with the demo's nodes and extra checkpoints; None when there is no checkout.
+
+    ``checkpoints``: file name -> ``module``, ``class``, ``arguments``, ``config`` (see :mod:`.make_checkpoint`).
+    """
+    host = find_comfyui()
+    if host is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="sp-bench-") as folder:
+        base = Path(folder)
+        prepare_base(host, base, [DEMO_NODES])
+        for name, spec in checkpoints.items():
+            path = base / "models" / "diffusion_models" / name
+            command = [sys.executable, "-m", "sp_core.bench.make_checkpoint", str(host), str(path), json.dumps(spec)]
+            subprocess.run(command, check=True, cwd=EXTENSION)
+        with ComfyServer(host, base, "--cpu" if devices_are_cpu else "--force-fp32") as server:
+            yield server
+
+
+def prompt_seconds(server: ComfyServer, prompt: dict[str, Any]) -> float:
+    """Seconds from the host's start to its end of a prompt."""
+    entry = server.wait(server.queue(prompt), timeout=900)
+    times = {event: data["timestamp"] for event, data in entry["status"]["messages"]}
+    return float(times["execution_success"] - times["execution_start"]) / 1e3

@@ -1,0 +1,128 @@
+"""Private memory of CPU workers that hold one large checkpoint: does each have a copy, or do they share the file's pages?
+
+Linux: the unique set size (USS) is what a process has for itself alone. A worker with a tiny
+checkpoint is the base. Needs ComfyUI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from ..demo.comfy_server import ComfyServer
+from ..demo.tiny import shrink
+from .measure import comfyui, machine
+from .overhead import _PROMPT
+
+#: 11 layers of Wan's shape at 1536 channels: 2 GB in fp32
+_LARGE: dict[str, Any] = {
+    "module": "comfy.ldm.wan.model",
+    "class": "WanModel",
+    "arguments": {
+        "model_type": "t2v",
+        "dim": 1536,
+        "ffn_dim": 8960,
+        "num_heads": 12,
+        "num_layers": 11,
+        "in_dim": 16,
+        "out_dim": 16,
+    },
+}
+_NAME = "bench_large.safetensors"
+#: the disk needs room for the checkpoint and something to spare
+_ROOM_BYTES = 3 << 30
+
+
+@dataclass(frozen=True)
+class Result:
+    """Megabytes (10^6 bytes)."""
+
+    workers: int
+    checkpoint_mb: float
+    base_mb: float
+    loaded_mb: float
+    host_base_mb: float
+    host_loaded_mb: float
+
+    @property
+    def limit_mb(self) -> float:
+        return self.workers * self.base_mb + 0.3 * self.checkpoint_mb
+
+    @property
+    def total_mb(self) -> float:
+        return self.workers * self.loaded_mb
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs ``bench memory``; 0 if it could be measured."""
+    parser = argparse.ArgumentParser(prog="bench memory", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--workers", type=int, default=4, help="CPU workers (default 4)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    options = parser.parse_args(argv)
+    if not sys.platform.startswith("linux"):
+        print("not measured: the unique set size is read from Linux's /proc")
+        return 1
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    if free < _ROOM_BYTES:
+        print(f"not measured: {tempfile.gettempdir()} has {free / 1e9:.1f} GB free, {_ROOM_BYTES / 1e9:.1f} GB are needed")
+        return 1
+    print(f"machine: {machine()}", flush=True)
+    with comfyui({_NAME: _LARGE}) as server:
+        if server is None:
+            print("not measured: no ComfyUI was found (COMFYUI_PATH names a checkout)")
+            return 0
+        result = measure(server, options.workers)
+    print(f"checkpoint:                        {result.checkpoint_mb:8.0f} MB, fp32")
+    print(f"a worker's private memory, tiny:   {result.base_mb:8.0f} MB")
+    print(f"a worker's private memory, large:  {result.loaded_mb:8.0f} MB")
+    print(
+        f"{result.workers} workers together:                {result.total_mb:8.0f} MB; {result.workers} x base + 0.3 x checkpoint = ",
+        end="",
+    )
+    print(f"{result.limit_mb:.0f} MB: {'within' if result.total_mb <= result.limit_mb else 'ABOVE'}")
+    print(f"the UI process's private memory:   {result.host_base_mb:8.0f} MB before, {result.host_loaded_mb:.0f} MB after")
+    if options.json:
+        print(json.dumps(asdict(result)))
+    return 0
+
+
+def measure(server: ComfyServer, workers: int) -> Result:
+    """Sample one step of a tiny and then of the large checkpoint on ``workers`` CPU workers."""
+    large = replace(_PROMPT, files=dict.fromkeys(_PROMPT.files, _NAME))
+    figures = []
+    for tiny in (_PROMPT, large):
+        server.run(shrink(tiny.load(), tiny, f"cpu:{workers}", 0, "bench").prompt, timeout=900)
+        figures += [mean(unique_set_mb(pid) for pid in worker_pids(server.process.pid)), unique_set_mb(server.process.pid)]
+    size = os.stat(server.base / "models" / "diffusion_models" / _NAME).st_size / 1e6
+    return Result(workers, size, figures[0], figures[2], figures[1], figures[3])
+
+
+def worker_pids(parent: int) -> list[int]:
+    """Processes that ``parent`` started with the pool's bootstrap file."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (path / "stat").read_text().rsplit(")", 1)[1].split()
+            command = (path / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it ended meanwhile
+        if int(fields[1]) == parent and any(word.endswith(b"bootstrap.py") for word in command):
+            found.append(int(path.name))
+    if not found:
+        raise RuntimeError("no worker of the host was found")
+    return sorted(found)
+
+
+def unique_set_mb(pid: int) -> float:
+    """Pages that only this process has, in 10^6 bytes."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    return sum(int(lines[name].split()[0]) for name in ("Private_Clean", "Private_Dirty")) * 1024 / 1e6

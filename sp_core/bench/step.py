@@ -1,0 +1,177 @@
+"""One denoising step on N CPU workers against one process that has all their threads.
+
+Nothing is gained on a CPU: the ratio shows what sequence parallelism itself costs, exchange,
+control plane and all. Measured on the reference model and, where a ComfyUI is found, on its
+own Wan and LTX-2 classes inside whole prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from ..demo.comfy_server import ComfyServer
+from ..demo.tiny import Tiny, shrink
+from ..pool.devices import parse_devices
+from ..reference import ReferenceConfig
+from ..reference.sample import Inputs, local, pooled, step_arguments
+from .measure import comfyui, machine, prompt_seconds, turns
+
+SAMPLES = 5
+#: a step's time in a prompt is the difference of prompts with these many steps
+FEW, MANY = 1, 4
+
+_WAN = {"model_type": "t2v", "dim": 768, "ffn_dim": 2048, "num_heads": 6, "num_layers": 2, "in_dim": 16, "out_dim": 16}
+_LTXAV = {
+    "attention_head_dim": 64,
+    "num_attention_heads": 10,
+    "cross_attention_dim": 640,
+    "caption_channels": 48,
+    "num_layers": 2,
+    "audio_attention_head_dim": 32,
+    "audio_num_attention_heads": 10,
+    "audio_cross_attention_dim": 320,
+    "positional_embedding_max_pos": [20, 2048, 2048],
+    "audio_positional_embedding_max_pos": [20],
+    "use_middle_indices_grid": True,
+    "rope_type": "split",
+    "frequencies_precision": "float64",
+    "connector_attention_head_dim": 16,
+    "connector_num_attention_heads": 3,
+    "connector_num_layers": 1,
+}
+CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "bench_wan.safetensors": {"module": "comfy.ldm.wan.model", "class": "WanModel", "arguments": _WAN},
+    "bench_ltxav.safetensors": {
+        "module": "comfy.ldm.lightricks.av_model",
+        "class": "LTXAVModel",
+        "arguments": _LTXAV,
+        "config": _LTXAV,
+    },
+}
+#: 9 x 15 x 17 tokens
+WORKFLOWS = (
+    Tiny(
+        workflow="wan2.1_1.3B_t2v",
+        title="WanModel in ComfyUI",
+        files={"wan2.1_t2v_1.3B_fp16.safetensors": "bench_wan.safetensors"},
+        text=(12, 4096),
+        inputs={"width": 272, "height": 240, "length": 33, "cfg": 1.0, "sampler_name": "euler"},
+        steps=0,
+        tokens=2295,
+    ),
+    Tiny(
+        workflow="ltx2_av_t2v",
+        title="LTXAVModel in ComfyUI",
+        files={"ltx-2-19b-dev-fp8.safetensors": "bench_ltxav.safetensors"},
+        text=(16, 48),
+        inputs={"width": 544, "height": 480, "length": 65, "frames_number": 65, "cfg": 1.0},
+        steps=0,
+        tokens=2295,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Medians in seconds."""
+
+    model: str
+    tokens: int
+    workers: int
+    threads: int
+    one_process_s: float
+    workers_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.workers_s / self.one_process_s
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs ``bench step``; 0."""
+    parser = argparse.ArgumentParser(prog="bench step", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--workers", type=int, default=2, help="CPU workers (default 2)")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help=f"samples a median is taken of (default {SAMPLES})")
+    parser.add_argument("--reference-only", action="store_true", help="leave ComfyUI out even if one is found")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    options = parser.parse_args(argv)
+    print(f"machine: {machine()}", flush=True)
+    print(f"{'model':<24}{'tokens':>7}{'workers':>9}{'threads':>9}{'one process s':>15}{'workers s':>11}{'ratio':>7}", flush=True)
+    rows = []
+    for row in _rows(options.workers, options.samples, options.reference_only):
+        rows.append(row)
+        print(
+            f"{row.model:<24}{row.tokens:>7}{row.workers:>9}{row.threads:>9}"
+            f"{row.one_process_s:>15.3f}{row.workers_s:>11.3f}{row.ratio:>7.2f}",
+            flush=True,
+        )
+    print("one process has as many threads as all workers together; each worker has an equal share of the cores")
+    if options.json:
+        print(json.dumps({"rows": [{**asdict(row), "ratio": row.ratio} for row in rows]}))
+    return 0
+
+
+def _rows(workers: int, samples: int, reference_only: bool) -> Any:
+    yield reference_row(workers, samples)
+    if reference_only:
+        return
+    with comfyui(CHECKPOINTS) as server:
+        if server is not None:
+            yield from (host_row(server, tiny, workers, samples) for tiny in WORKFLOWS)
+
+
+def _threads(workers: int) -> int:
+    """All workers' threads, as the launcher gives them out."""
+    return workers * max(1, (os.cpu_count() or 1) // workers)
+
+
+def reference_row(workers: int, samples: int = SAMPLES) -> Row:
+    config = ReferenceConfig(layers=2, heads=10, head_dim=64)
+    inputs = Inputs.seeded(config, 0, frames=9, rows=30, columns=34)
+    arguments = step_arguments(inputs, inputs.video, inputs.audio, 0.5)
+    before = torch.get_num_threads()
+    torch.set_num_threads(_threads(workers))
+    try:
+        with pooled(config, 0, parse_devices(f"cpu:{workers}", "cpu", 0)) as shared:
+            alone = local(config, 0)
+            medians = turns({"one": _timed(lambda: alone(arguments)), "all": _timed(lambda: shared(arguments))}, samples)
+    finally:
+        torch.set_num_threads(before)
+    return Row("reference model", inputs.tokens, workers, _threads(workers), medians["one"], medians["all"])
+
+
+def _timed(call: Callable[[], object]) -> Callable[[], float]:
+    def measure() -> float:
+        started = time.perf_counter()
+        call()
+        return time.perf_counter() - started
+
+    return measure
+
+
+def host_row(server: ComfyServer, tiny: Tiny, workers: int, samples: int = SAMPLES) -> Row:
+    """A step inside a prompt: the host's sampler, guider and all."""
+    prompt = tiny.load()
+    seeds = itertools.count()
+
+    def seconds(devices: str | None) -> Callable[[], float]:
+        def measure() -> float:
+            took = []
+            for steps in (FEW, MANY):
+                sized = replace(tiny, inputs={**tiny.inputs, "steps": steps})
+                took.append(prompt_seconds(server, shrink(prompt, sized, devices, next(seeds), "bench").prompt))
+            return (took[1] - took[0]) / (MANY - FEW)
+
+        return measure
+
+    medians = turns({"one": seconds(None), "all": seconds(f"cpu:{workers}")}, samples)
+    return Row(tiny.title, tiny.tokens, workers, _threads(workers), medians["one"], medians["all"])
