@@ -14,28 +14,11 @@ import torch.distributed as dist
 from .attention.parallel import SequenceGroup
 from .comm import Transport, TransportStats
 from .comm.ring import Ring
+from .cost import Degrees
 from .mesh import Meshes
 
 #: a group of ranks -> what moves tensors between them
 MakeTransport = Callable[[dist.ProcessGroup], Transport]
-
-
-@dataclass(frozen=True)
-class Degrees:
-    """How many parts: ``dp`` halves of the batch, each over ``ring`` x ``ulysses`` ranks."""
-
-    dp: int = 1
-    ring: int = 1
-    ulysses: int = 1
-
-    @property
-    def ranks(self) -> int:
-        return self.dp * self.ring * self.ulysses
-
-    def describe(self) -> str:
-        """For reports: "CFG 2 x ring 2 x Ulysses 2", without factors of one."""
-        named = (("CFG", self.dp), ("ring", self.ring), ("Ulysses", self.ulysses))
-        return " x ".join(f"{name} {size}" for name, size in named if size > 1) or "one device"
 
 
 @dataclass(frozen=True)
@@ -53,21 +36,34 @@ class Parallels:
 
     def __init__(self, make_transport: MakeTransport) -> None:
         self._make = make_transport
-        self._meshes = Meshes()
-        self._built: dict[Degrees, Parallel] = {}
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._meshes: dict[int, Meshes] = {}
+        self._built: dict[Degrees, Parallel | None] = {}
         self._transports: dict[tuple[int, ...], Transport] = {}
         self.stats = TransportStats()
 
-    def build(self, degrees: Degrees) -> Parallel:
-        """Collective over all ranks when the layout is new: all must ask for the same."""
+    def build(self, degrees: Degrees) -> Parallel | None:
+        """The layout over the first ``degrees.ranks`` ranks; None on a rank that stays idle.
+
+        Collective over the ranks that take part when the layout is new: all must ask for the same.
+        """
         if degrees not in self._built:
-            mesh = self._meshes.build(degrees.dp, degrees.ring, degrees.ulysses)
-            whole = self._transport(mesh.sp.ranks, mesh.sp.group)
-            row = self._transport(mesh.ulysses.ranks, mesh.ulysses.group)
-            ring = Ring(mesh.ring.group, self.stats) if degrees.ring > 1 else None
-            batch = self._transport(mesh.dp.ranks, mesh.dp.group) if degrees.dp > 1 else None
-            self._built[degrees] = Parallel(degrees, SequenceGroup(whole, row, ring), batch)
+            self._built[degrees] = self._build(degrees) if self._rank < degrees.ranks else None
         return self._built[degrees]
+
+    def _build(self, degrees: Degrees) -> Parallel:
+        mesh = self._meshes_of(degrees.ranks).build(degrees.dp, degrees.ring, degrees.ulysses)
+        whole = self._transport(mesh.sp.ranks, mesh.sp.group)
+        row = self._transport(mesh.ulysses.ranks, mesh.ulysses.group)
+        ring = Ring(mesh.ring.group, self.stats) if degrees.ring > 1 else None
+        batch = self._transport(mesh.dp.ranks, mesh.dp.group) if degrees.dp > 1 else None
+        return Parallel(degrees, SequenceGroup(whole, row, ring), batch)
+
+    def _meshes_of(self, ranks: int) -> Meshes:
+        if ranks not in self._meshes:
+            group = dist.new_group(list(range(ranks)), use_local_synchronization=True) if ranks < self._world_size else None
+            self._meshes[ranks] = Meshes(group)  # type: ignore[arg-type]
+        return self._meshes[ranks]
 
     def _transport(self, ranks: tuple[int, ...], group: dist.ProcessGroup) -> Transport:
         if ranks not in self._transports:
@@ -81,4 +77,6 @@ class Parallels:
             transport.close()
         self._transports.clear()
         self._built.clear()
-        self._meshes.close()
+        for meshes in self._meshes.values():
+            meshes.close()
+        self._meshes.clear()

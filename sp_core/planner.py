@@ -1,13 +1,18 @@
-"""Chooses how the ranks share a forward, and says why. Pure functions."""
+"""Chooses how the ranks share a forward, and says why. Pure functions.
+
+The user never sees a degree; who wants to can pin some of them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .cost import Cost, Degrees, Machine, ModelShape, predict
 from .errors import SPError
-from .parallel import Degrees
 
 LAYOUTS = ("auto", "flat", "tiles")
+#: fewer devices have to be this much faster before any is left idle: predictions are no measurements
+MARGIN = 1.05
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,28 @@ class Pins:
 NO_PINS = Pins()
 
 
+@dataclass(frozen=True)
+class Decision:
+    """What was chosen, what it is predicted to cost, and what one device would take."""
+
+    degrees: Degrees
+    devices: int
+    cost: Cost | None = None
+    one_device: Cost | None = None
+
+    def line(self, layout: str, transport: str) -> str:
+        """ "8 devices: CFG 2 x Ulysses 4, tiles 2x2, nccl, predicted 1.31 s a forward, one device 9.8 s"."""
+        text = f"{self.devices} devices: {self.degrees.describe()}, {layout}, {transport}"
+        if self.cost is None or self.one_device is None:
+            return text
+        text += f", predicted {self.cost.total_s:.3g} s a forward, one device {self.one_device.total_s:.3g} s"
+        if self.degrees.ranks < self.devices:
+            text += f"; {self.devices - self.degrees.ranks} idle, since more devices would be slower at this size"
+        elif self.cost.total_s > self.one_device.total_s:
+            text += "; one device would be faster at this size"
+        return text
+
+
 def possible_degrees(world_size: int) -> list[Degrees]:
     """Every dp x ring x Ulysses of a world, plainest first. dp is 1 or 2: cond and uncond."""
     found = [
@@ -37,6 +64,15 @@ def possible_degrees(world_size: int) -> list[Degrees]:
         if world_size // dp % ring == 0
     ]
     return sorted(found, key=lambda degrees: (degrees.ring, degrees.dp))
+
+
+def matching(pins: Pins, world_size: int) -> list[Degrees]:
+    """The layouts that meet the pins."""
+    return [
+        degrees
+        for degrees in possible_degrees(world_size)
+        if pins.cfg in (0, degrees.dp) and pins.ring in (0, degrees.ring) and pins.ulysses in (0, degrees.ulysses)
+    ]
 
 
 def check_pins(pins: Pins, world_size: int) -> None:
@@ -53,28 +89,69 @@ def check_pins(pins: Pins, world_size: int) -> None:
         raise SPError(f"{wanted} cannot be laid over {world_size} devices. Nearest possible: {'; '.join(d.describe() for d in nearest)}")
 
 
-def matching(pins: Pins, world_size: int) -> list[Degrees]:
-    """The layouts that meet the pins."""
-    return [
-        degrees
-        for degrees in possible_degrees(world_size)
-        if pins.cfg in (0, degrees.dp) and pins.ring in (0, degrees.ring) and pins.ulysses in (0, degrees.ulysses)
-    ]
-
-
 def _distance(pins: Pins, degrees: Degrees) -> int:
     pairs = ((pins.cfg, degrees.dp), (pins.ring, degrees.ring), (pins.ulysses, degrees.ulysses))
     return sum(abs(pin - degree) for pin, degree in pairs if pin)
 
 
-def choose(world_size: int, conditionings: int, pins: Pins = NO_PINS) -> Degrees:
-    """Degrees for one forward.
+def candidates(world_size: int, conditionings: int, pins: Pins = NO_PINS) -> list[Degrees]:
+    """Layouts of exactly ``world_size`` ranks for a forward of ``conditionings`` batched conditionings.
 
     A pinned split of the batch holds only while there is a batch to split: a forward with one
     conditioning uses all devices for the sequence.
     """
     fitting = [degrees for degrees in matching(pins, world_size) if conditionings % degrees.dp == 0]
     if not fitting:
-        fitting = [d for d in matching(Pins(0, pins.ring, 0), world_size) if d.dp == 1] or [Degrees(1, 1, world_size)]
-    # halves of the batch first: they exchange nothing; then Ulysses, which sends less than a ring
-    return min(fitting, key=lambda degrees: (degrees.ring, -degrees.dp))
+        fitting = [degrees for degrees in matching(Pins(1, pins.ring), world_size)] or [Degrees(1, 1, world_size)]
+    return fitting
+
+
+def _fewest_rings(fitting: list[Degrees], heads: int) -> list[Degrees]:
+    """Of each split of the batch, the layout with the shortest ring that still gives every rank a head."""
+    kept = []
+    for dp in sorted({degrees.dp for degrees in fitting}):
+        of_dp = sorted((degrees for degrees in fitting if degrees.dp == dp), key=lambda degrees: degrees.ring)
+        kept.append(next((degrees for degrees in of_dp if degrees.ulysses <= heads), of_dp[0]))
+    return kept
+
+
+def choose(
+    world_size: int,
+    conditionings: int,
+    pins: Pins = NO_PINS,
+    *,
+    shape: ModelShape | None = None,
+    tokens: int = 0,
+    machine: Machine | None = None,
+    may_idle: bool = False,
+    may_ring: bool = True,
+) -> Decision:
+    """Degrees for one forward.
+
+    Args:
+        conditionings: batched into this forward by the host.
+        shape, tokens, machine: without them halves of the batch come first (they exchange
+            nothing), then Ulysses (it sends less than a ring).
+        may_idle: leave devices idle where fewer are predicted to be faster.
+        may_ring: the local attention can be one that returns log-sum-exp. Even then a ring is chosen
+            only where Ulysses would leave ranks without a head: it sends more, and its kernels see
+            shorter blocks than the prediction knows of.
+    """
+    fitting = candidates(world_size, conditionings, pins)
+    if not pins.ring:
+        heads = shape.heads if shape is not None and may_ring else world_size
+        fitting = _fewest_rings(fitting, heads)
+    if shape is None or machine is None or not tokens:
+        return Decision(min(fitting, key=lambda degrees: (degrees.ring, -degrees.dp)), world_size)
+
+    def cost(degrees: Degrees) -> Cost:
+        return predict(shape, tokens, conditionings, machine, degrees)
+
+    best = min(fitting, key=lambda degrees: (cost(degrees).total_s, degrees.ring))
+    if may_idle and pins == NO_PINS:
+        sizes = (candidates(size, conditionings) for size in range(1, world_size))
+        smaller = [degrees for of_size in sizes for degrees in _fewest_rings(of_size, shape.heads)]
+        rival = min(smaller, key=lambda degrees: (cost(degrees).total_s, degrees.ranks), default=best)
+        if cost(rival).total_s * MARGIN < cost(best).total_s:
+            best = rival
+    return Decision(best, world_size, cost(best), cost(Degrees()))

@@ -36,7 +36,7 @@ class RunStats:
     exchanges: int = 0
     sent_bytes: int = 0
     reused_bytes: int = 0
-    layout: str = ""
+    decision: str = ""
     transport: str = ""
 
 
@@ -145,7 +145,9 @@ class RemoteModel:
         run.exchanges += stats["exchanges"]
         run.sent_bytes += pool.last_call.bytes_sent
         run.reused_bytes += pool.last_call.bytes_reused
-        run.layout, run.transport = stats["layout"], stats["transport"]
+        if stats["decision"] != run.decision:
+            log.info("SP: %s", stats["decision"])
+        run.decision, run.transport = stats["decision"], stats["transport"]
 
 
 def _device_of(tree: Any) -> torch.device:

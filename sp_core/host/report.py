@@ -20,7 +20,8 @@ def report(patched: Any) -> str:
     return "\n".join(
         (
             f"{sp.plan.architecture} on {len(sp.devices)} devices ({', '.join(map(str, sp.devices))})",
-            f"layout: {run.layout}; exchange: {run.transport}",
+            run.decision,
+            f"exchange by {run.transport}",
             f"forwards: {len(run.steps)}, median {median(run.steps):.3f} s, all {total:.2f} s",
             f"exchange: {run.exchanges // len(run.steps)} a forward, {100 * run.exchange_s / total:.0f} % of the time, "
             f"{_size(run.exchange_bytes / len(run.steps))} sent a rank and forward",

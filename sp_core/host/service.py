@@ -12,16 +12,18 @@ import torch
 
 from ..comm import Transport
 from ..comm.choice import make_transport
+from ..cost import Degrees, Machine
 from ..errors import SPError
 from ..models.registration import register_models
 from ..parallel import Parallel, Parallels
-from ..planner import Pins, choose
+from ..planner import Decision, Pins, choose
 from ..plans import Engine, SequencePlan, plan_named
+from ..plans.override import OVERRIDE
 from ..plans.run import Run
 from ..pool.board import Phase
 from ..pool.protocol import timeout_s
 from ..pool.worker import WorkerContext
-from . import cfg, compat, verify
+from . import cfg, compat, planning, verify
 from .options import AROUND_THE_MODEL, name_of, patches_in
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,9 @@ class HostService:
         self._models: dict[str, Any] = {}
         self._active: Any = None
         self._parallels: Parallels | None = None
-        self._transport_reason = ""
+        #: why each transport in use was chosen
+        self._transport_reasons: dict[str, str] = {}
+        self._machine: Machine | None = None
 
     def handle(self, operation: str, body: Any) -> Any:
         return getattr(self, f"_do_{operation}")(body)
@@ -58,27 +62,51 @@ class HostService:
 
     def _do_forward(self, body: dict[str, Any]) -> dict[str, Any]:
         patcher = self._models[body["key"]]
-        self._activate(patcher, body["named"].get("x"))
-        model = patcher.model.diffusion_model
-        plan = plan_named(type(model).__name__)
+        plan = plan_named(type(patcher.model.diffusion_model).__name__)
         pins = Pins(**body["pins"])
-        # a model that keeps something between forwards must find it cut the same way
-        conditionings = 1 if plan.after_run else cfg.conditionings(body["options"])
-        parallel = self._parallel(body["reset"]).build(choose(self.context.world_size, conditionings, pins))
+        decision = self._decide(patcher, plan, pins, body)
+        parallel = self._parallels_now(False).build(decision.degrees)
+        if parallel is None:
+            return {}  # this rank stays idle
+        self._activate(patcher, body["named"].get("x"), decision.degrees.ranks)
         output, run = self._forward(patcher, plan, parallel, pins, body)
-        if verify.wanted():
+        if verify.wanted() and decision.degrees.ranks == self.context.world_size:
             verify.check_ranks_agree(output)
-        stats = parallel.sequence.stats
+        stats, transport = parallel.sequence.stats, parallel.sequence.whole
         return {
             "output": output,
             "stats": {
                 "exchange_s": stats.seconds,
                 "exchange_bytes": stats.bytes_sent,
                 "exchanges": stats.exchanges,
-                "layout": f"{parallel.degrees.describe()}, {run.describe()}",
-                "transport": self._transport_reason,
+                "decision": decision.line(run.describe(), transport.name),
+                "transport": self._transport_reasons.get(transport.name, transport.name),
             },
         }
+
+    def _decide(self, patcher: Any, plan: SequencePlan, pins: Pins, body: dict[str, Any]) -> Decision:
+        """Degrees of this forward; every rank comes to the same from the same facts."""
+        model, x = patcher.model.diffusion_model, body["named"].get("x")
+        # a model that keeps something between forwards must find it cut the same way
+        conditionings = 1 if plan.after_run else cfg.conditionings(body["options"])
+        parallels = self._parallels_now(body["reset"])
+        if self._machine is None:
+            everyone = parallels.build(Degrees(1, 1, self.context.world_size))
+            assert everyone is not None
+            dtype = (x[0] if isinstance(x, (list, tuple)) else x).dtype
+            self._machine = planning.measure(everyone.sequence.whole, self.context.device, dtype)
+            log.info("measured: %.3g FLOP/s, %.3g bytes/s, %.3g s a collective", *self._machine.rates)
+        return choose(
+            self.context.world_size,
+            conditionings,
+            pins,
+            shape=planning.model_shape(plan, model),
+            tokens=planning.token_count(model, x),
+            machine=self._machine,
+            # CPU workers exist for tests: all of them work, however slow that is
+            may_ring=not self._attention_is_replaced(patcher, plan),
+            may_idle=self.context.device.type != "cpu" and not plan.after_run,
+        )
 
     def _forward(self, patcher: Any, plan: SequencePlan, parallel: Parallel, pins: Pins, body: dict[str, Any]) -> tuple[Any, Run]:
         model = patcher.model.diffusion_model
@@ -99,7 +127,12 @@ class HostService:
             batch.check()
         return output, run
 
-    def _parallel(self, reset: bool) -> Parallels:
+    @staticmethod
+    def _attention_is_replaced(patcher: Any, plan: SequencePlan) -> bool:
+        options = patcher.model_options.get("transformer_options", {})
+        return OVERRIDE in options or any(attention.mask_attention is not None for attention in plan.attentions)
+
+    def _parallels_now(self, reset: bool) -> Parallels:
         """The ranks' groups; after a failed request they may be out of step, so they are made anew."""
         if reset and self._parallels is not None:
             self._parallels.close()
@@ -109,13 +142,14 @@ class HostService:
         return self._parallels
 
     def _make_transport(self, group: Any) -> Transport:
-        transport, self._transport_reason = make_transport(
+        transport, reason = make_transport(
             group,
             self.context.device,
             directory=self.context.directory,
             timeout_s=timeout_s(),
             should_abort=self.context.should_abort,
         )
+        self._transport_reasons[transport.name] = reason
         return transport
 
     def _do_call(self, body: dict[str, Any]) -> Any:
@@ -178,14 +212,14 @@ class HostService:
                     "remove the node that adds it"
                 )
 
-    def _activate(self, patcher: Any, x: Any) -> None:
+    def _activate(self, patcher: Any, x: Any, ranks: int = 1) -> None:
         import comfy.model_management
 
         if self._active is not patcher:
             self._deactivate()
         self.context.show(Phase.LOADING)
         first = x[0] if isinstance(x, (list, tuple)) else x
-        memory = patcher.model.memory_required(list(first.shape)) / self.context.world_size if first is not None else 0
+        memory = patcher.model.memory_required(list(first.shape)) / ranks if first is not None else 0
         comfy.model_management.load_models_gpu([patcher], memory_required=memory)
         if self._active is not patcher:
             patcher.pre_run()

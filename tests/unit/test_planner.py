@@ -1,0 +1,135 @@
+"""The planner: which layouts exist, which is chosen, and what is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from sp_core.cost import Degrees, Machine, ModelShape, predict, speed_up
+from sp_core.errors import SPError
+from sp_core.planner import NO_PINS, Pins, candidates, check_pins, choose, possible_degrees
+
+WAN_14B = ModelShape("Wan-14B", 40, 40, 128, 22.8 * 5120**2)
+LTX_2 = ModelShape("LTX-2", 48, 32, 128, 32 * 4096**2)
+NVLINK = Machine("H100 NVLink", 600e12, 450e9)
+PCIE = Machine("4090 PCIe P2P", 140e12, 25e9)
+STAGED = Machine("4090 host-staged", 140e12, 10e9)
+SLOW_LINK = Machine("a link like wet string", 140e12, 50e6)
+
+
+@pytest.mark.parametrize("world_size", range(1, 17))
+def test_every_layout_uses_every_device_once(world_size):
+    found = possible_degrees(world_size)
+    assert len(found) == len(set(found))
+    assert {degrees.ranks for degrees in found} == {world_size}
+    assert Degrees(1, 1, world_size) in found
+
+
+@pytest.mark.parametrize(
+    ("pins", "world_size", "message"),
+    [
+        (Pins(ulysses=3), 4, "Ulysses 3 cannot be laid over 4 devices. Nearest possible: "),
+        (Pins(cfg=2), 3, "CFG 2 cannot be laid over 3 devices"),
+        (Pins(ring=2, ulysses=2), 8, None),
+        (Pins(cfg=1, ring=3, ulysses=2), 8, "ring 3 x Ulysses 2 cannot be laid over 8 devices"),
+        (Pins(layout="spiral"), 4, "'spiral' is no layout; there are auto, flat, tiles"),
+        (Pins(cfg=2, ring=2, ulysses=2), 8, None),
+        (NO_PINS, 7, None),
+    ],
+)
+def test_impossible_pins_are_refused_with_what_is_possible(pins, world_size, message):
+    if message is None:
+        check_pins(pins, world_size)
+    else:
+        with pytest.raises(SPError, match=message):
+            check_pins(pins, world_size)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "conditionings", "pins", "expected"),
+    [
+        (2, 2, NO_PINS, Degrees(2, 1, 1)),
+        (2, 1, NO_PINS, Degrees(1, 1, 2)),
+        (3, 2, NO_PINS, Degrees(1, 1, 3)),
+        (8, 2, NO_PINS, Degrees(2, 1, 4)),
+        (8, 3, NO_PINS, Degrees(1, 1, 8)),
+        (8, 2, Pins(cfg=1), Degrees(1, 1, 8)),
+        (8, 2, Pins(ring=2), Degrees(2, 2, 2)),
+        # a second stage at CFG 1 has nothing to halve: all devices share the sequence
+        (8, 1, Pins(cfg=2), Degrees(1, 1, 8)),
+        (8, 1, Pins(cfg=2, ring=2), Degrees(1, 2, 4)),
+    ],
+)
+@pytest.mark.parametrize("knows", [False, True], ids=["blind", "measured"])
+def test_choice(world_size, conditionings, pins, expected, knows):
+    known = {"shape": WAN_14B, "tokens": 75_600, "machine": PCIE} if knows else {}
+    assert choose(world_size, conditionings, pins, **known).degrees == expected
+
+
+def test_a_ring_only_where_ranks_would_have_no_head():
+    few_heads = ModelShape("few", 30, 6, 128, 24 * 768**2)
+    decide = lambda **more: choose(8, 1, shape=few_heads, tokens=30_000, machine=NVLINK, **more).degrees  # noqa: E731
+    assert decide() == Degrees(1, 2, 4)
+    assert decide(may_ring=False) == Degrees(1, 1, 8)
+    assert choose(8, 1, shape=WAN_14B, tokens=30_000, machine=NVLINK).degrees == Degrees(1, 1, 8)
+
+
+def test_devices_stay_idle_where_more_would_be_slower():
+    decision = choose(4, 1, shape=LTX_2, tokens=2_000, machine=SLOW_LINK, may_idle=True)
+    assert decision.degrees == Degrees()
+    assert "3 idle, since more devices would be slower at this size" in decision.line("flat", "gloo")
+    stubborn = choose(4, 1, shape=LTX_2, tokens=2_000, machine=SLOW_LINK)
+    assert stubborn.degrees.ranks == 4
+    assert "one device would be faster" in stubborn.line("flat", "gloo")
+    # with two conditionings halves exchange nothing, so two of the four pay
+    assert choose(4, 2, shape=LTX_2, tokens=2_000, machine=SLOW_LINK, may_idle=True).degrees == Degrees(2, 1, 1)
+    # a pin is the user's word
+    assert choose(4, 1, Pins(ulysses=4), shape=LTX_2, tokens=2_000, machine=SLOW_LINK, may_idle=True).degrees.ranks == 4
+
+
+def test_the_line():
+    decision = choose(8, 2, shape=WAN_14B, tokens=75_600, machine=NVLINK)
+    assert decision.line("tiles 2x2", "nccl") == (
+        "8 devices: CFG 2 x Ulysses 4, tiles 2x2, nccl, predicted 2.76 s a forward, one device 21.6 s"
+    )
+    assert choose(2, 1).line("flat", "shm") == "2 devices: Ulysses 2, flat, shm"
+
+
+@pytest.mark.parametrize("world_size", range(1, 17))
+@pytest.mark.parametrize("conditionings", [1, 2, 3, 4])
+def test_a_candidate_always_exists_and_splits_the_batch_evenly(world_size, conditionings):
+    for pins in (NO_PINS, Pins(cfg=2), Pins(ring=2), Pins(cfg=1)):
+        found = candidates(world_size, conditionings, pins)
+        assert found
+        assert all(conditionings % degrees.dp == 0 and degrees.ranks == world_size for degrees in found)
+
+
+#: ideal speed-ups of the study of the field (no overlap, 20-60 us a collective): Ulysses on 2, 4, 8 devices
+IDEAL = [
+    (WAN_14B, 75_600, NVLINK, (1.97, 3.92, 7.82)),
+    (WAN_14B, 32_760, NVLINK, (1.96, 3.87, 7.68)),
+    (WAN_14B, 75_600, PCIE, (1.90, 3.70, 7.32)),
+    (WAN_14B, 32_760, STAGED, (1.63, 2.99, 5.73)),
+    (ModelShape("HunyuanVideo", 60, 24, 128, 24 * 3072**2), 119_056, PCIE, (1.92, 3.77, 7.47)),
+    (ModelShape("Wan2.2-5B", 30, 24, 128, 22.8 * 3072**2), 27_280, NVLINK, (1.94, 3.83, 7.57)),
+]
+
+
+@pytest.mark.parametrize(("shape", "tokens", "machine", "expected"), IDEAL, ids=lambda value: getattr(value, "name", None))
+def test_predictions_match_the_formula_worked_out_by_hand(shape, tokens, machine, expected):
+    for ranks, ideal in zip((2, 4, 8), expected, strict=True):
+        assert speed_up(shape, tokens, 1, machine, Degrees(1, 1, ranks)) == pytest.approx(ideal, rel=0.02)
+
+
+def test_uneven_heads_cost_what_the_fullest_rank_has():
+    even = predict(WAN_14B, 75_600, 1, NVLINK, Degrees(1, 1, 8)).compute_s
+    one = predict(WAN_14B, 75_600, 1, NVLINK, Degrees()).compute_s
+    assert even == pytest.approx(one / 8)
+    # 40 heads on 16 ranks: the fullest has 3 of 2.5
+    attention_share = 4 * 75_600 * 5120 / (4 * 75_600 * 5120 + WAN_14B.linear_flops)
+    sixteen = predict(WAN_14B, 75_600, 1, NVLINK, Degrees(1, 1, 16)).compute_s
+    assert sixteen == pytest.approx(one / 16 * (1 + attention_share * 0.2), rel=1e-3)
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+    with pytest.raises(ValueError, match="3 conditionings cannot be split into 2 equal parts"):
+        predict(WAN_14B, 1000, 3, NVLINK, Degrees(2, 1, 1))
