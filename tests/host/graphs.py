@@ -166,9 +166,9 @@ def needed_classes(case: Case) -> set[str]:
     return {node["class_type"] for node in graph.prompt.values()}
 
 
-def run_sp(server: ComfyServer, case: Case, devices: str = "cpu:2") -> Result:
+def run_sp(server: ComfyServer, case: Case, devices: str = "cpu:2", **pins: Any) -> Result:
     """The SP branch alone."""
     graph = Graph()
-    branch = Branch(graph, devices)
+    branch = Branch(graph, devices, pins)
     node = branch.add("SPTestSaveLatent", samples=case(branch), name=f"{case.__name__}-alone")
     return read(server.run(graph.prompt)[node.id])

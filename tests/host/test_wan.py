@@ -132,6 +132,10 @@ def _first_frame_kept(branch: Branch) -> Link:
     return branch.add("Wan22ImageToVideoLatent", vae=vae, width=224, height=160, length=17, batch_size=1, start_image=picture(branch))[0]
 
 
+def two_videos_with_a_ramp(branch: Branch) -> Link:
+    return latent(branch, "2,48,5,10,14", scale=1.0, mask="ramp")
+
+
 CASES: list[Case] = [
     text_to_video,
     text_to_video_without_guidance,
@@ -145,7 +149,7 @@ CASES: list[Case] = [
     subjects_behind_the_video,
     in_context_latents,
     frame_timesteps("first_frame_kept", _first_frame_kept),
-    frame_timesteps("ramp", lambda branch: latent(branch, "2,48,5,10,14", scale=1.0, mask="ramp")),
+    frame_timesteps("ramp", two_videos_with_a_ramp),
     frame_timesteps("corner", lambda branch: latent(branch, "1,48,3,10,14", scale=1.0, mask="corner")),
     frame_timesteps("odd_size", lambda branch: latent(branch, "1,48,3,9,5", scale=1.0, mask="ramp")),
 ]

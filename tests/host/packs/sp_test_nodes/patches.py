@@ -193,3 +193,38 @@ class SPTestMoveFile:
         if os.path.exists(path):
             os.replace(path, f"{path}.moved")
         return (model,)
+
+
+class SPTestSabotage:
+    """Spoils a plan of the process it runs in, which is how tests show that they would notice. ``nothing`` mends it."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "how": ("STRING", {}), "turn": ("INT", {"default": 0})}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "spoil"
+    CATEGORY = "test"
+
+    def spoil(self, model, how, turn):
+        from dataclasses import replace
+
+        from sp_core.plans import LTXAV, PLANS, WAN
+        from sp_core.plans.cuts import by_token
+        from sp_core.plans.plan import Site, flat_layout
+
+        def by_rank(value, run):
+            return value + 1e-3 * run.rank
+
+        spoiled = {
+            "nothing": (),
+            # what a split of the tokens does that leaves per-frame modulation as it is
+            "frames forgotten": (
+                replace(WAN, choose_layout=flat_layout, cuts={"freqs": by_token(1)}, sites=(Site("head", gather=True),)),
+            ),
+            "no exchange": (replace(WAN, attentions=()), replace(LTXAV, attentions=())),
+            "video to audio forgotten": (replace(LTXAV, attentions=LTXAV.attentions[:1]),),
+            "ranks differ": (replace(LTXAV, cuts={**LTXAV.cuts, "a_timestep": by_rank}),),
+        }[how]
+        PLANS.update({plan.architecture: plan for plan in (WAN, LTXAV, *spoiled)})
+        return (model,)
