@@ -84,12 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"checkpoint:                        {result.checkpoint_mb:8.0f} MB, fp32")
     print(f"a worker's private memory, tiny:   {result.base_mb:8.0f} MB")
     print(f"a worker's private memory, large:  {result.loaded_mb:8.0f} MB")
+    verdict = "within" if result.total_mb <= result.limit_mb else "ABOVE"
     print(
-        f"{result.workers} workers together:                {result.total_mb:8.0f} MB; {result.workers} x base + 0.3 x checkpoint = ",
-        end="",
+        f"{result.workers} workers together:                {result.total_mb:8.0f} MB, {verdict} the {result.limit_mb:.0f} MB of", end=" "
     )
-    print(f"{result.limit_mb:.0f} MB: {'within' if result.total_mb <= result.limit_mb else 'ABOVE'}")
-    print(f"the UI process's private memory:   {result.host_base_mb:8.0f} MB before, {result.host_loaded_mb:.0f} MB after")
+    print(f"{result.workers} x base + 0.3 x checkpoint")
+    print(f"the host's own process, tiny:      {result.host_base_mb:8.0f} MB")
+    print(f"the host's own process, large:     {result.host_loaded_mb:8.0f} MB: its loader copies the file unless its dynamic VRAM is on")
     if options.json:
         print(json.dumps(asdict(result)))
     return 0

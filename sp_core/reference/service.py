@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..comm import CollectiveTransport, Transport
+from ..comm import Transport
+from ..comm.choice import make_transport
 from ..errors import SPError
 from ..plans import Engine
 from ..pool.board import Phase
@@ -15,18 +16,21 @@ from .plan import REFERENCE
 
 
 class ReferenceService:
-    """Answers ``forward``; see :class:`sp_core.pool.worker.Service`.
+    """Answers ``forward`` and ``transport``; see :class:`sp_core.pool.worker.Service`.
 
     Options: ``config`` (a :class:`ReferenceConfig` as plain values) and ``seed``.
     """
 
     def __init__(self, context: WorkerContext, options: dict[str, Any]) -> None:
         self.context = context
-        self.transport: Transport = CollectiveTransport()
+        self.transport: Transport
+        self.transport, self.reason = make_transport(None, context.device, directory=context.directory, should_abort=context.should_abort)
         context.show(Phase.LOADING)
         self.model = AudioVideoDiT.seeded(ReferenceConfig.from_plain(options["config"]), options["seed"]).to(context.device)
 
     def handle(self, operation: str, body: Any) -> Any:
+        if operation == "transport":
+            return {"name": self.transport.name, "reason": self.reason}
         if operation != "forward":
             raise SPError(f"the reference model has no operation '{operation}'")
         self.context.show(Phase.COMPUTING)
