@@ -26,7 +26,7 @@ import torch
 log = logging.getLogger(__name__)
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
-HEADERS = ("all2all_layout.h",)
+HEADERS = ("all2all_layout.h", "all2all_heads.cuh")
 CPU_FLAGS = ("-std=c++20", "-O3")
 
 
@@ -54,6 +54,8 @@ def load_cuda() -> Library:
         return Library(None, "this torch is not built for CUDA")
     if not sys.platform.startswith("linux"):
         return Library(None, f"the peer exchange needs Linux, this is {sys.platform}")
+    if not torch.cuda.is_available() and not os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        return Library(None, "no CUDA device is visible")
     return _load("all2all_heads.cu", ("-std=c++17", "-O3"))
 
 
