@@ -174,6 +174,13 @@ def interrupted() -> bool:
     return bool(comfy.model_management.processing_interrupted())
 
 
+def set_interrupt(wanted: bool) -> None:
+    """Ask the host's executor in this process to stop before its next node, or take that back."""
+    import comfy.model_management
+
+    comfy.model_management.interrupt_current_processing(wanted)
+
+
 def raise_interrupt() -> None:
     """What the host raises for a cancel; also takes the request back."""
     import comfy.model_management

@@ -55,8 +55,7 @@ class RemoteModel:
         self.recipe, self.devices, self.plan = recipe, devices, plan
         self.weight_bytes, self.keep_loaded, self.pins = weight_bytes, keep_loaded, pins
         self.run = RunStats()
-        #: bytes that worker 0 holds on its device, as far as this process knows
-        self.resident_bytes = 0
+        self._on_devices = False
         #: the node that made this object ran the graph anew: files may have changed, so the workers look again
         self.fresh = True
         self._told: set[str] = set()
@@ -67,7 +66,12 @@ class RemoteModel:
         """Before sampling: workers up, model there."""
         self.run = RunStats()
         self._session().ensure(self)
-        self.resident_bytes = self.weight_bytes
+        self._on_devices = True
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes that worker 0 holds on its device, as far as this process knows. Never waits."""
+        return self.weight_bytes if self._on_devices and self._session().holds(self) else 0
 
     def finish(self) -> None:
         """After sampling, also after a failed one."""
@@ -82,7 +86,7 @@ class RemoteModel:
 
     def release(self) -> None:
         """Weights off the devices; the next sampling brings them back."""
-        self.resident_bytes = 0
+        self._on_devices = False
         self._session().release(self)
 
     def shares(self, device: torch.device) -> bool:

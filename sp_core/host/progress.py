@@ -34,10 +34,9 @@ class Watcher:
 
     def line(self, pool: Pool) -> str:
         """One line: how far the slowest rank is."""
-        phases = [pool.board.phase(rank) for rank in range(pool.world_size)]
         if not pool.usable:
-            joined = sum(rank not in pool.waiting for rank in range(pool.world_size))
-            return f"SP: starting workers {joined}/{pool.world_size}"
+            return f"SP: starting workers {pool.board.arrived()}/{pool.world_size}"
+        phases = [pool.board.phase(rank) for rank in range(pool.world_size)]
         if Phase.COMPUTING not in phases:
             slowest = min(phases, key=lambda phase: phase.value if phase is not Phase.IDLE else len(Phase))
             return f"SP: {self.doing}, {slowest.text}"

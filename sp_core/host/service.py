@@ -12,6 +12,7 @@ import torch
 
 from ..comm import Transport
 from ..comm.choice import make_transport
+from ..comm.watched import WatchedTransport
 from ..cost import Degrees, Machine
 from ..errors import SPError
 from ..models.registration import register_models
@@ -21,9 +22,11 @@ from ..plans import Engine, SequencePlan, plan_named
 from ..plans.override import OVERRIDE
 from ..plans.run import Run
 from ..pool.board import Phase
+from ..pool.errors import Cancelled
 from ..pool.protocol import timeout_s
 from ..pool.worker import WorkerContext
 from . import cfg, compat, planning, verify
+from .interrupt import interruptible
 from .options import AROUND_THE_MODEL, name_of, patches_in
 
 log = logging.getLogger(__name__)
@@ -117,9 +120,10 @@ class HostService:
             named, extra = (cfg.cut_call(tree, rows, batch.rank, batch.world_size) for tree in (named, extra))
             sent = cfg.cut_options(sent, batch.rank, batch.world_size)
         parallel.sequence.stats.reset()
-        engine = Engine(plan, parallel.sequence, self.context.enter_block, layout=pins.layout, model_input=named.get("x"))
+        engine = Engine(plan, parallel.sequence, self.context.enter_block, layout=pins.layout, inputs={**named, **extra})
         with engine.installed(model) as run:
-            output = getattr(model, body["method"])(**named, transformer_options=self._options(patcher, sent), **extra)
+            options = engine.adapted(self._options(patcher, sent), run)
+            output = getattr(model, body["method"])(**named, transformer_options=options, **extra)
             run.check()
         parallel.sequence.whole.check()
         if batch is not None:
@@ -130,7 +134,7 @@ class HostService:
     @staticmethod
     def _attention_is_replaced(patcher: Any, plan: SequencePlan) -> bool:
         options = patcher.model_options.get("transformer_options", {})
-        return OVERRIDE in options or any(attention.mask_attention is not None for attention in plan.attentions)
+        return OVERRIDE in options or any(a.mask_attention is not None or a.kind == "joint" for a in plan.attentions)
 
     def _parallels_now(self, reset: bool) -> Parallels:
         """The ranks' groups; after a failed request they may be out of step, so they are made anew."""
@@ -150,7 +154,7 @@ class HostService:
             should_abort=self.context.should_abort,
         )
         self._transport_reasons[transport.name] = reason
-        return transport
+        return WatchedTransport(transport, self.context.meet)
 
     def _do_call(self, body: dict[str, Any]) -> Any:
         patcher = self._models[body["key"]]
@@ -191,8 +195,10 @@ class HostService:
 
         graph = {name: {"class_type": entry["class_type"], "inputs": dict(entry["inputs"])} for name, entry in graph.items()}
         self._executor.success = True
-        with torch.inference_mode():
+        with torch.inference_mode(), interruptible(self.context.cancelled):
             self._executor.execute(graph, f"sp-{time.monotonic_ns()}", {}, [node])
+        if self.context.cancelled():
+            raise Cancelled
         if not self._executor.success:
             raise SPError(_execution_error(self._executor.status_messages))
         outputs = compat.cached_outputs(self._executor, node)

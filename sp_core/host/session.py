@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import SPError
@@ -44,43 +45,67 @@ class Session:
     """Starts the pool when a model needs it, restarts it for other devices, and knows which models it holds."""
 
     def __init__(self) -> None:
+        # orders this process's threads; what only looks (status, sizes) does without
+        self._lock = threading.RLock()
         self._pool: Pool | None = None
         self._resident: set[str] = set()
         # alive exactly as long as the host keeps the MODEL: the workers' caches follow the host's
         self._models: weakref.WeakSet[RemoteModel] = weakref.WeakSet()
 
+    @property
+    def pool(self) -> Pool | None:
+        """The newest pool, in whatever state."""
+        return self._pool
+
+    @property
+    def models(self) -> list[RemoteModel]:
+        """Every patched MODEL that the host still holds."""
+        return list(self._models)
+
     def running_pool(self) -> Pool | None:
         return self._pool if self._pool is not None and self._pool.usable else None
 
+    def holds(self, model: RemoteModel) -> bool:
+        """The workers have the model, on their devices or beside them."""
+        return self.running_pool() is not None and model.recipe.key in self._resident
+
     def ensure(self, model: RemoteModel) -> Pool:
         """The pool, with ``model`` loaded in every worker."""
-        if model not in self._models:
-            self._models.add(model)
-            # a finalizer may run in the middle of a call of this very thread: prune in another
-            weakref.finalize(model, _prune_later, weakref.ref(self)).atexit = False
-        pool = self.running_pool()
-        if pool is not None and pool.devices != model.devices:
+        with self._lock:
+            if model not in self._models:
+                self._models.add(model)
+                # a finalizer may run in the middle of a call of this very thread: prune in another
+                weakref.finalize(model, _prune_later, weakref.ref(self)).atexit = False
+            pool = self._ready(model.devices) or self._start(model.devices)
+            if model.fresh or model.recipe.key not in self._resident:
+                self._load(pool, model)
+            return pool
+
+    def _ready(self, devices: tuple[WorkerDevice, ...]) -> Pool | None:
+        """The pool that is there, if it has these devices and is in order."""
+        pool = self._pool
+        if pool is None or pool.over:
+            return None
+        if pool.devices != devices:
             log.info("the device list changed: restarting the workers")
-            self.close()
-            pool = None
-        if pool is None:
-            pool = self._start(model.devices)
-        if model.fresh or model.recipe.key not in self._resident:
-            self._load(pool, model)
+            return None
+        try:
+            # what a cancelled prompt left: workers that are still starting, or finishing a block
+            if not pool.usable:
+                pool.join(_interrupting(Watcher("starting")))
+            pool.settle(Watcher("finishing what was cancelled"))
+        except Cancelled:
+            compat.raise_interrupt()
+        except SPError as error:
+            log.warning("after a cancelled prompt: %s", error)
+            return None
         return pool
 
     def _start(self, devices: tuple[WorkerDevice, ...]) -> Pool:
         self.close()
-        pool = Pool(devices, self._service(devices))
-        watcher = Watcher("starting")
-
-        def watch(pool: Pool) -> bool:
-            if watcher(pool):
-                compat.raise_interrupt()
-            return False
-
-        pool.start(watch=watch)
-        self._pool, self._resident = pool, set()
+        pool = self._pool = Pool(devices, self._service(devices))
+        pool.launch()
+        pool.join(_interrupting(Watcher("starting")))
         return pool
 
     def _service(self, devices: tuple[WorkerDevice, ...]) -> ServiceSpec:
@@ -119,30 +144,52 @@ class Session:
 
     def release(self, model: RemoteModel) -> None:
         """The model's weights off the workers' devices."""
-        pool = self.running_pool()
-        if pool is not None and model.recipe.key in self._resident:
-            pool.call("release", {"key": model.recipe.key}, doing="taking weights off the devices")
+        with self._lock:
+            pool = self.running_pool()
+            if pool is not None and model.recipe.key in self._resident:
+                # the host asks in the middle of something else, which can go on: dead workers hold nothing
+                with _warned("taking weights off the devices"):
+                    pool.call("release", {"key": model.recipe.key}, doing="taking weights off the devices")
 
     def prune(self) -> None:
         """Drop models in the workers whose MODEL the host has let go of."""
-        pool = self.running_pool()
-        if pool is None:
-            return
-        live = self._live(pool.devices)
-        keys = {recipe.key for recipe in live}
-        if self._resident - keys:
-            with contextlib.suppress(SPError):
-                reply = pool.call("keep", {"keys": sorted(keys), "graph": union(live)}, doing="dropping unused models")
-                self._resident = set(reply["resident"])
+        with self._lock:
+            pool = self.running_pool()
+            if pool is None:
+                return
+            live = self._live(pool.devices)
+            keys = {recipe.key for recipe in live}
+            if self._resident - keys:
+                with _warned("dropping unused models"):
+                    reply = pool.call("keep", {"keys": sorted(keys), "graph": union(live)}, doing="dropping unused models")
+                    self._resident = set(reply["resident"])
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers. Does not wait for a call that another thread is in."""
         pool, self._pool = self._pool, None
         self._resident = set()
-        for model in list(self._models):
-            model.resident_bytes = 0
         if pool is not None:
             pool.shutdown()
+
+
+def _interrupting(watcher: Watcher) -> Callable[[Pool], bool]:
+    """For waits that have no request to cancel: raise at once."""
+
+    def watch(pool: Pool) -> bool:
+        if watcher(pool):
+            compat.raise_interrupt()
+        return False
+
+    return watch
+
+
+@contextlib.contextmanager
+def _warned(doing: str) -> Iterator[None]:
+    """A failure is worth a line in the log, not the end of what the caller does."""
+    try:
+        yield
+    except SPError as error:
+        log.warning("%s: %s", doing, error)
 
 
 def _with_origin(text: str, model: RemoteModel) -> str:

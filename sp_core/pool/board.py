@@ -35,7 +35,7 @@ class Phase(IntEnum):
 
 _CANCEL, _ABORT, _LEADER_GO, _LEADER_STOP = range(4)
 _HEAD, _PER_RANK = 8, 8
-_TICKS, _PHASE, _BLOCK, _BLOCKS, _WEIGHTS = range(5)
+_TICKS, _PHASE, _BLOCK, _BLOCKS, _WEIGHTS, _MEETINGS, _ARRIVED = range(7)
 
 
 class Board:
@@ -62,6 +62,10 @@ class Board:
         """A number a rank that grows whenever it gets somewhere."""
         return [int(self._slots[self._at(rank, _TICKS)]) for rank in range(self.world_size)]
 
+    def arrived(self) -> int:
+        """How many workers are up and wait for the control group."""
+        return sum(int(self._slots[self._at(rank, _ARRIVED)]) for rank in range(self.world_size))
+
     def phase(self, rank: int) -> Phase:
         value = int(self._slots[self._at(rank, _PHASE)])
         return Phase(value) if 0 <= value < len(Phase) else Phase.STARTING
@@ -74,7 +78,27 @@ class Board:
         """Bytes of model weights that the rank holds on its device."""
         return int(self._slots[self._at(rank, _WEIGHTS)])
 
+    def meetings(self, rank: int) -> int:
+        """How many times in this request the rank came to where it meets the others. The lowest keeps them waiting."""
+        return int(self._slots[self._at(rank, _MEETINGS)])
+
     # -- ranks ---------------------------------------------------------------
+
+    def arrive(self, rank: int) -> None:
+        """The rank is ready to join the control group."""
+        self._slots[self._at(rank, _ARRIVED)] = 1
+
+    def begin(self, rank: int) -> None:
+        """The rank starts on a request."""
+        self._slots[self._at(rank, _MEETINGS)] = 0
+        self._slots[self._at(rank, _TICKS)] += 1
+
+    def meet(self, rank: int) -> None:
+        """The rank is about to wait for others."""
+        self._slots[self._at(rank, _MEETINGS)] += 1
+
+    def cancelled(self, request: int) -> bool:
+        return bool(self._slots[_CANCEL] == request)
 
     def show_weights(self, rank: int, count: int) -> None:
         self._slots[self._at(rank, _WEIGHTS)] = count

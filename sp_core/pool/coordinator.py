@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -20,15 +21,17 @@ from .control import ControlGroup, Frame
 from .devices import WorkerDevice
 from .errors import Cancelled, WorkerDied, WorkerFailed, WorkerTimeout
 from .launcher import ServiceSpec, Workers
-from .protocol import CONNECT_TIMEOUT_S, Op, Status, timeout_s
+from .protocol import CONNECT_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, Op, Status, timeout_s
 from .sent import SentTensors
 
 log = logging.getLogger(__name__)
 
 #: after one rank failed, the others have this long to answer before the pool is given up
 FAILURE_GRACE_S = 3.0
-#: after a cancel, the ranks have this long to reach the next block
-CANCEL_GRACE_S = 30.0
+#: after a cancel, the caller waits this long for the ranks to stop; then they stop without it, see :meth:`Pool.settle`
+CANCEL_GRACE_S = 0.6
+#: at the end, a call that another thread waits for has this long to end by itself
+SHUTDOWN_GRACE_S = 0.5
 POLL_S = 0.05
 
 Watch = Callable[["Pool"], bool]
@@ -55,11 +58,16 @@ class Pool:
         self.world_size = len(self.devices)
         self.last_call = CallStats()
         self.usable = False
+        #: ended, or never to be usable
+        self.over = False
         #: a request failed on some rank: what the ranks share may be out of step until they make it anew
         self.out_of_step = False
         #: ranks that have not joined yet
         self.waiting = set(range(self.world_size))
+        self._launched = 0.0
         self._request = 0
+        #: a cancelled request that some ranks have not answered yet, and the answers so far
+        self._pending: dict[int, Frame] | None = None
         self._lock = threading.RLock()
         self._events: queue.SimpleQueue[tuple[int, Frame | None]] = queue.SimpleQueue()
         self._sent = SentTensors()
@@ -74,36 +82,57 @@ class Pool:
     # -- life --------------------------------------------------------------------
 
     def start(self, watch: Watch | None = None) -> None:
-        """Start the workers and wait until each has joined.
+        """Start the workers and wait until each has joined: :meth:`launch` and :meth:`join`."""
+        self.launch()
+        self.join(watch)
+
+    def launch(self) -> None:
+        """Start the worker processes.
+
+        Raises:
+            SPError: they cannot be started; nothing is left of them.
+        """
+        self._launched = time.monotonic()
+        log.info("starting %d workers: %s", self.world_size, ", ".join(map(str, self.devices)))
+        try:
+            self.workers.start(board=self._board_arena.path, requests=self._requests.path, replies=[arena.path for arena in self._replies])
+        except BaseException:
+            self.shutdown(grace_s=0)
+            raise
+        threading.Thread(target=self._connect, name="sp-join", daemon=True).start()
+
+    def join(self, watch: Watch | None = None) -> None:
+        """Wait until every worker has joined. What ``watch`` raises leaves them starting: join again.
 
         Raises:
             WorkerDied: a worker ended before it joined.
             WorkerTimeout: a worker did not join in time.
         """
-        started = time.monotonic()
-        log.info("starting %d workers: %s", self.world_size, ", ".join(map(str, self.devices)))
         try:
-            self.workers.start(board=self._board_arena.path, requests=self._requests.path, replies=[arena.path for arena in self._replies])
-            threading.Thread(target=self._join, name="sp-join", daemon=True).start()
             while self.waiting:
                 for rank, _ in self._incoming():
                     self.waiting.discard(rank)
+                if self.waiting and time.monotonic() - self._launched > CONNECT_TIMEOUT_S:
+                    raise WorkerTimeout(sorted(self.waiting), CONNECT_TIMEOUT_S, "starting")
                 if watch is not None:
                     watch(self)
-                if self.waiting and time.monotonic() - started > CONNECT_TIMEOUT_S:
-                    raise WorkerTimeout(sorted(self.waiting), CONNECT_TIMEOUT_S, "starting")
-        except BaseException:
+        except (WorkerDied, WorkerTimeout):
             self.shutdown(grace_s=0)
             raise
         self.usable = True
-        log.info("%d workers joined after %.1f s", self.world_size, time.monotonic() - started)
+        log.info("%d workers joined after %.1f s", self.world_size, time.monotonic() - self._launched)
 
-    def _join(self) -> None:
+    def _connect(self) -> None:
+        # a handshake cannot be broken off, so it waits until nobody is missing
+        while self.board.arrived() < self.world_size:
+            if self.over:
+                return
+            time.sleep(POLL_S)
         try:
-            self._control = ControlGroup(self.workers.directory, 0, self.world_size + 1, CONNECT_TIMEOUT_S)
+            self._control = ControlGroup(self.workers.directory, 0, self.world_size + 1, HANDSHAKE_TIMEOUT_S)
         except RuntimeError as error:
             log.debug("joining the control group failed: %s", error)
-            return  # start() notices the dead worker or the time
+            return  # join() notices the dead worker or the time
         for rank in range(self.world_size):
             threading.Thread(target=self._listen, args=(rank,), name=f"sp-listen-{rank}", daemon=True).start()
 
@@ -115,24 +144,43 @@ class Pool:
                 frame = control.receive(rank + 1)
             except RuntimeError:
                 self._events.put((rank, None))
-                return
+                break
             self._events.put((rank, frame))
+        del control
+        # a caller notices by itself; between calls nobody would, and the other ranks' memory would stay taken
+        if self.usable and self._lock.acquire(blocking=False):
+            try:
+                if self.usable:
+                    log.warning("%s", self._died(rank))
+                    self.shutdown(grace_s=0)
+            finally:
+                self._lock.release()
 
     def shutdown(self, grace_s: float = 2.0) -> None:
-        """End the workers and leave nothing behind. Safe to call twice."""
-        with self._lock:
-            if self.usable and self._control is not None and grace_s:
+        """End the workers and leave nothing behind. Safe to call twice, and while another thread is in a call."""
+        if not self._lock.acquire(timeout=SHUTDOWN_GRACE_S):
+            # its caller is told that they died, and lets go
+            self.workers.kill()
+            self._lock.acquire(timeout=5)
+        try:
+            if self.usable and self._control is not None and grace_s and self._pending is None:
                 for rank in range(self.world_size):
                     try:
                         self._control.send(rank + 1, Frame(Op.SHUTDOWN, 0))
                     except RuntimeError:
                         grace_s = min(grace_s, 0.1)
-            self.usable = False
+            else:
+                grace_s = 0
+            self.usable, self.over = False, True
             self.workers.stop(grace_s)
             self._sent = SentTensors()
+            self._pending = self._control = None
             for arena in (self._requests, self._board_arena, *self._replies):
                 arena.close()
             self.workers.remove_directory()
+        finally:
+            with contextlib.suppress(RuntimeError):  # not ours if the other thread never let go
+                self._lock.release()
 
     # -- calls -------------------------------------------------------------------
 
@@ -156,7 +204,7 @@ class Pool:
             watch: called about twenty times a second; true asks for a cancel.
 
         Raises:
-            Cancelled: after a cancel; the workers are fine.
+            Cancelled: after a cancel; the workers are fine, and stop at their next block if they have not yet.
             WorkerFailed: a rank raised; if all ranks answered, the pool stays usable.
             WorkerDied, WorkerTimeout: the pool is over.
             WireError: the body cannot be sent; the workers saw nothing of it.
@@ -164,6 +212,7 @@ class Pool:
         with self._lock:
             if not self.usable:
                 raise SPError("the workers are not running")
+            self.settle(watch)
             started = time.perf_counter()
             self._request += 1
             frame = self._put(self._request, [operation, body], volatile)
@@ -176,6 +225,30 @@ class Pool:
                 raise
             self.last_call.seconds = time.perf_counter() - started
             return self._read(0, replies[0], device or torch.device("cpu"))
+
+    def settle(self, watch: Watch | None = None) -> None:
+        """Wait until every rank has answered a request that was cancelled. Returns at once when there is none.
+
+        Raises:
+            Cancelled: ``watch`` says that the user does not want to wait.
+            WorkerDied, WorkerTimeout: the pool is over.
+        """
+        with self._lock:
+            replies, self._pending = self._pending, None
+            if replies is None:
+                return
+            try:
+                self._collect("stopping after a cancel", watch, replies)
+            except (WorkerDied, WorkerTimeout):
+                self.shutdown(grace_s=0)
+                raise
+            except WorkerFailed as error:
+                if not self.usable:
+                    raise
+                log.warning("%s, after a cancel", error)
+            except Cancelled:
+                if self._pending is not None:
+                    raise
 
     def forget_sent(self) -> None:
         """A sampling run is over: its conditioning need not be kept."""
@@ -207,14 +280,14 @@ class Pool:
         buffer = self._replies[rank].buffer(frame.total_bytes)
         return wire.unpack(buffer, frame.header_bytes, device)
 
-    def _collect(self, doing: str, watch: Watch | None) -> dict[int, Frame]:
-        """Wait for every rank's answer to the current request."""
-        replies: dict[int, Frame] = {}
-        failures: dict[int, Frame] = {}
+    def _collect(self, doing: str, watch: Watch | None, answered: dict[int, Frame] | None = None) -> dict[int, Frame]:
+        """Wait for every rank's answer to the current request; some may have answered it already."""
+        replies = dict(answered or {})
+        failures = {rank: frame for rank, frame in replies.items() if frame.op == Status.FAILED}
         limit = timeout_s()
         ticks, moved = self.board.ticks(), time.monotonic()
-        deadline: float | None = None
-        cancelling = False
+        deadline = moved + FAILURE_GRACE_S if failures else None
+        cancelled: float | None = None
         while len(replies) < self.world_size:
             for rank, frame in self._incoming():
                 if frame.request != self._request:
@@ -226,25 +299,29 @@ class Pool:
                     self.board.abort(self._request)
                     deadline = deadline or moved + FAILURE_GRACE_S
             now = time.monotonic()
-            if watch is not None and not cancelling and watch(self):
+            if watch is not None and cancelled is None and watch(self):
                 self.board.request_cancel(self._request)
-                cancelling, deadline = True, deadline or now + CANCEL_GRACE_S
+                cancelled = now
             if (current := self.board.ticks()) != ticks:
                 ticks, moved = current, now
             late = [rank for rank in range(self.world_size) if rank not in replies]
             if late and deadline is not None and now > deadline:
-                if failures:
-                    break
-                raise WorkerTimeout(late, CANCEL_GRACE_S, f"stopping after a cancel ({doing})")
+                break
+            if late and cancelled is not None and not failures and now - cancelled > CANCEL_GRACE_S:
+                # in a long block, a loader or a copy of weights: the user need not wait for its end
+                self._pending = replies
+                raise Cancelled
             if late and now - moved > limit:
-                raise WorkerTimeout(late, limit, doing)
+                raise self._stands_still(late, limit, doing)
         if failures:
             complete = len(replies) == self.world_size
             error = self._failure(failures)
             self.out_of_step = True
-            if not complete:
-                # somebody still waits for the failed rank inside a collective
-                log.warning("rank %d failed while others were waiting for it: the pool is stopped", error.rank)
+            # whether a rank that failed keeps what it was sent is not known
+            self._sent.forget_all()
+            if not complete or error.fatal:
+                # somebody still waits for the failed rank inside a collective, or its device is lost
+                log.warning("the pool is stopped because of rank %d; its log is kept in %s", error.rank, self.workers.keep_log(error.rank))
                 self.shutdown(grace_s=0)
             raise error
         if any(frame.op == Status.CANCELLED for frame in replies.values()):
@@ -255,7 +332,14 @@ class Pool:
         """The failure that caused the others: one that is not merely 'another rank failed'."""
         told = {rank: self._read(rank, frame, torch.device("cpu")) for rank, frame in sorted(failures.items())}
         first = next((rank for rank, body in told.items() if body["kind"] != "PeerFailed"), min(told))
-        return WorkerFailed(first, told[first]["message"], told[first]["kind"])
+        return WorkerFailed(first, told[first]["message"], told[first]["kind"], any(body["fatal"] for body in told.values()))
+
+    def _stands_still(self, late: list[int], limit: float, doing: str) -> WorkerTimeout:
+        """Names the ranks that the others wait for, and has every late rank write down where it is."""
+        entered = [self.board.meetings(rank) for rank in range(self.world_size)]
+        behind = [rank for rank in late if entered[rank] == min(entered[other] for other in late)]
+        self.workers.ask_for_traces(late)
+        return WorkerTimeout(behind, limit, doing, self.workers.keep_log(behind[0]))
 
     def _incoming(self) -> Iterator[tuple[int, Frame]]:
         """Frames that arrived; waits a moment for the first.

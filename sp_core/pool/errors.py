@@ -12,9 +12,11 @@ class WireError(SPError):
 class WorkerFailed(SPError):
     """A worker answered a request with an exception of its own."""
 
-    def __init__(self, rank: int, message: str, kind: str = "") -> None:
+    def __init__(self, rank: int, message: str, kind: str = "", fatal: bool = False) -> None:
         super().__init__(f"Rank {rank} failed: {message}")
         self.rank, self.kind = rank, kind
+        #: the worker cannot go on
+        self.fatal = fatal
 
 
 class WorkerDied(SPError):
@@ -31,11 +33,12 @@ class WorkerDied(SPError):
 class WorkerTimeout(SPError):
     """A worker made no progress for longer than SP_TIMEOUT_S."""
 
-    def __init__(self, ranks: list[int], seconds: float, doing: str) -> None:
+    def __init__(self, ranks: list[int], seconds: float, doing: str, log_file: str = "") -> None:
         named = ", ".join(map(str, ranks))
+        where = f" Where it stood is in {log_file}" if log_file else ""
         super().__init__(
             f"Rank {named} made no progress for {seconds:.0f} s while {doing}. The pool was stopped and the next prompt "
-            "starts a new one; if your disk or link is that slow, raise SP_TIMEOUT_S"
+            f"starts a new one; if your disk or link is that slow, raise SP_TIMEOUT_S.{where}"
         )
         self.ranks = ranks
 

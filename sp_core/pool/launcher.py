@@ -7,6 +7,7 @@ started it is gone, see :mod:`.worker`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -23,12 +24,17 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, Std, start_processes
 
+from ..errors import SPError
 from .console import Console
 from .devices import WorkerDevice, visible_devices_environment
 
 log = logging.getLogger(__name__)
 
 _PREFIX = "comfyui-sp-"
+#: a stack trace is written in this time
+TRACE_S = 0.5
+#: less free disk than this for logs and rendezvous files, and starting makes no sense
+ROOM_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,7 @@ class Workers:
     def __init__(self, devices: Sequence[WorkerDevice], service: ServiceSpec) -> None:
         self.devices = tuple(devices)
         remove_stale_directories()
-        # mkdtemp makes it 0700
-        self.directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self.directory = _private_directory()
         self._context: PContext | None = None
         self._console: Console | None = None
         self._spec = service
@@ -67,17 +72,19 @@ class Workers:
             "log_level": os.environ.get("SP_LOG_LEVEL", "INFO"),
         }
         config_path = self.directory / "config.json"
-        config_path.write_text(json.dumps(config))
+        with _readable(self.directory):
+            config_path.write_text(json.dumps(config))
         bootstrap = Path(__file__).with_name("bootstrap.py")
         ranks = range(len(self.devices))
-        self._context = _in_a_thread(
-            start_processes,
-            name="sp",
-            entrypoint=sys.executable,
-            args={rank: ("-u", str(bootstrap), str(config_path), str(rank)) for rank in ranks},
-            envs={rank: self._environment(rank) for rank in ranks},
-            logs_specs=DefaultLogsSpecs(log_dir=str(self.directory / "logs"), redirects=Std.ALL),
-        )
+        with _readable(self.directory):
+            self._context = _in_a_thread(
+                start_processes,
+                name="sp",
+                entrypoint=sys.executable,
+                args={rank: ("-u", str(bootstrap), str(config_path), str(rank)) for rank in ranks},
+                envs={rank: self._environment(rank) for rank in ranks},
+                logs_specs=DefaultLogsSpecs(log_dir=str(self.directory / "logs"), redirects=Std.ALL),
+            )
         self._console = Console({rank: [self._context.stdouts[rank], self._context.stderrs[rank]] for rank in ranks})
 
     def _environment(self, rank: int) -> dict[str, str]:
@@ -108,15 +115,26 @@ class Workers:
         return ""
 
     def keep_log(self, rank: int) -> str:
-        """Copy the rank's log out of the private directory, which goes away with the pool; returns where."""
+        """Copy the rank's log out of the private directory, which goes away with the pool; returns where it is now."""
         kept = Path(tempfile.gettempdir()) / f"comfyui-sp-rank{rank}.log"
         try:
+            text = Path(self.log_file(rank)).read_text(errors="replace")
             descriptor = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
             with os.fdopen(descriptor, "w") as file:
-                file.write(Path(self.log_file(rank)).read_text(errors="replace"))
+                file.write(text)
         except OSError:
-            return self.log_file(rank)
+            return "ComfyUI's console"
         return str(kept)
+
+    def ask_for_traces(self, ranks: Sequence[int]) -> None:
+        """Have ranks write to their logs where every thread is; for those that answer no more."""
+        if not hasattr(signal, "SIGUSR1"):
+            return
+        pids = self.pids()
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError, IndexError):
+                os.kill(pids[rank], signal.SIGUSR1)
+        time.sleep(TRACE_S)
 
     def pids(self) -> list[int]:
         return list(self._context.pids().values()) if self._context else []
@@ -134,9 +152,7 @@ class Workers:
             deadline = time.monotonic() + grace_s
             while len(self.exit_codes()) < len(self.devices) and time.monotonic() < deadline:
                 time.sleep(0.02)
-            for pid in self.pids():
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
+            self.kill()
             with _quiet():
                 self._context.close(death_sig=signal.SIGKILL, timeout=5)
             self._context = None
@@ -144,8 +160,41 @@ class Workers:
             self._console.close()
             self._console = None
 
+    def kill(self) -> None:
+        """End the workers at once, and what they started."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+
     def remove_directory(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _private_directory() -> Path:
+    """A new directory that only this user can enter.
+
+    Raises:
+        SPError: there is no room for one.
+    """
+    place = Path(tempfile.gettempdir())
+    with _readable(place):
+        free = shutil.disk_usage(place).free
+        if free < ROOM_BYTES:
+            raise OSError(errno.ENOSPC, f"only {free >> 10} KB are free")
+        # mkdtemp makes it 0700
+        return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+
+
+@contextlib.contextmanager
+def _readable(place: Path) -> Iterator[None]:
+    """Trouble with the disk as a sentence that says where and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise SPError(
+            f"The workers cannot be started: {place} cannot be written ({error.strerror or error}). "
+            "Free some disk space there, or set TMPDIR to a folder that has some, and queue again"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ from enum import IntEnum
 
 #: a worker has this long to join the control group after its process started
 CONNECT_TIMEOUT_S = 180.0
+#: once all processes are there, the control group is made in this time
+HANDSHAKE_TIMEOUT_S = 30.0
 
 
 class Op(IntEnum):

@@ -6,10 +6,13 @@ process that started it is gone, whatever it is doing at that moment.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import importlib
 import logging
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -28,6 +31,7 @@ from .arena import SharedArena
 from .board import Board, Phase
 from .control import ControlGroup, Frame
 from .errors import Cancelled, PeerFailed
+from .pace import Pace
 from .protocol import CONNECT_TIMEOUT_S, Op, Status
 
 log = logging.getLogger(__name__)
@@ -42,6 +46,7 @@ class WorkerContext:
     device: torch.device
     board: Board
     directory: Path
+    pace: Pace
     request: int = 0
 
     def show(self, phase: Phase, block: int = 0, blocks: int = 0) -> None:
@@ -49,8 +54,18 @@ class WorkerContext:
 
     def enter_block(self, block: int, blocks: int) -> None:
         """Between two blocks: show progress; raises Cancelled on every rank at the same block."""
+        self.pace.keep()
         self.show(Phase.COMPUTING, block, blocks)
+        self.meet()
         self.board.enter_block(self.rank, self.request, block)
+
+    def meet(self) -> None:
+        """Say that this rank is about to wait for the others: who keeps them waiting is then known."""
+        self.board.meet(self.rank)
+
+    def cancelled(self) -> bool:
+        """The user cancelled the request that this rank works on."""
+        return self.board.cancelled(self.request)
 
     def should_abort(self) -> str | None:
         """What a wait for a peer should raise, if it should end."""
@@ -69,6 +84,9 @@ def run(config: dict[str, Any], rank: int) -> None:
     """Life of a worker process."""
     directory = Path(config["directory"])
     _leave_with(config["parent"], directory)
+    if hasattr(signal, "SIGUSR1"):
+        # the coordinator asks a rank that stands still where it is
+        faulthandler.register(signal.SIGUSR1)
     logging.getLogger("sp_core").setLevel(config["log_level"])
     if not config["prelude"]:
         # a service with a prelude (the host) sets up logging itself
@@ -81,7 +99,8 @@ def run(config: dict[str, Any], rank: int) -> None:
     else:
         torch.accelerator.set_device_index(0)
     board_arena = SharedArena.attach(config["board"])
-    context = WorkerContext(rank, world_size, device, Board(board_arena, world_size), directory)
+    context = WorkerContext(rank, world_size, device, Board(board_arena, world_size), directory, Pace(device))
+    context.board.arrive(rank)
     control = ControlGroup(directory, rank + 1, world_size + 1, CONNECT_TIMEOUT_S)
     requests = SharedArena.attach(config["requests"])
     replies = SharedArena.attach(config["replies"][rank])
@@ -121,6 +140,7 @@ class _Worker:
             if frame.op == Op.SHUTDOWN:
                 _leave()
             self.context.request = frame.request
+            self.context.board.begin(self.context.rank)
             reply, status = self._answer(frame)
             self.context.show(Phase.IDLE)
             _send(self.control, self.replies, Frame(status, frame.request), reply)
@@ -142,16 +162,29 @@ class _Worker:
             log.error("request %d failed:\n%s", frame.request, traceback.format_exc())
             # a wait that was released by another rank's failure ends in whatever error the waiting code has
             kind = PeerFailed if self.context.should_abort() else type(error)
-            return {"message": _sentence(error), "kind": kind.__name__}, Status.FAILED
+            fatal = _device_lost(error)
+            if not fatal and self.context.device.type != "cpu":
+                with contextlib.suppress(RuntimeError):
+                    torch.accelerator.empty_cache()
+            return {"message": _sentence(error), "kind": kind.__name__, "fatal": fatal}, Status.FAILED
 
 
 def _sentence(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
+    first_line = text.splitlines()[0]
     if isinstance(error, torch.OutOfMemoryError):
-        text = f"out of memory on its device ({text.splitlines()[0]})"
-    elif isinstance(error, MemoryError):
-        text = "out of memory"
+        return f"out of memory on its device ({first_line}). Make the video smaller or shorter, or close what else uses it"
+    if isinstance(error, MemoryError):
+        return "out of main memory. Make the video smaller or shorter, or close other programs"
+    if _device_lost(error):
+        return f"its device does not answer any more ({first_line}). Check the device and its driver; the next prompt starts a new pool"
     return text
+
+
+def _device_lost(error: BaseException) -> bool:
+    """After such an error every later use of the device fails too, until the process is gone."""
+    kind = getattr(torch, "AcceleratorError", None)
+    return kind is not None and isinstance(error, kind) and not isinstance(error, torch.OutOfMemoryError)
 
 
 def _send(control: ControlGroup, arena: SharedArena, frame: Frame, body: Any) -> None:

@@ -103,7 +103,8 @@ def test_what_cannot_be_sent_is_named_and_harms_nothing(pool):
 
 
 def test_a_failure_on_every_rank_leaves_the_pool_alive(pool):
-    with pytest.raises(WorkerFailed, match="Rank 0 failed: told to fail on rank 0"):
+    # whoever fails first is named
+    with pytest.raises(WorkerFailed, match=r"Rank (\d) failed: told to fail on rank \1"):
         pool.call("fail", {"ranks": [0, 1, 2]})
     assert pool.call("sum", None).item() == 6
 
