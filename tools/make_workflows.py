@@ -31,12 +31,18 @@ def inputs_of(info: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
     for group in ("required", "optional"):
         for name, (kind, *options) in info["input"].get(group, {}).items():
             settings = options[0] if options else {}
-            found.append((name, "COMBO" if isinstance(kind, list) else settings.get("widgetType", kind), {"list": kind, **settings}))
+            shown = "COMBO" if isinstance(kind, list) else settings.get("widgetType", kind)
+            found.append((name, shown, {"list": kind, "optional": group == "optional", **settings}))
     return found
 
 
 def is_widget(kind: str, options: dict[str, Any]) -> bool:
     return kind in _WIDGETS and not options.get("forceInput")
+
+
+def is_left_out(node: Node, name: str, options: dict[str, Any]) -> bool:
+    """An optional widget that the graph does not set keeps the node's default, whatever that will be."""
+    return options["optional"] and name not in node.values
 
 
 def value_of(node: Node, name: str, kind: str, options: dict[str, Any]) -> Any:
@@ -57,7 +63,7 @@ def api_format(graph: Graph, catalogue: dict[str, Any]) -> dict[str, Any]:
             value = node.values.get(name)
             if isinstance(value, Wire):
                 inputs[name] = [str(value.node), value.output]
-            elif is_widget(kind, options):
+            elif is_widget(kind, options) and not is_left_out(node, name, options):
                 inputs[name] = value_of(node, name, kind, options)
         unknown = set(node.values) - set(inputs)
         if unknown:
@@ -78,6 +84,8 @@ def ui_format(graph: Graph, catalogue: dict[str, Any]) -> dict[str, Any]:
         for name, kind, options in inputs_of(info):
             value = node.values.get(name)
             if is_widget(kind, options):
+                if is_left_out(node, name, options):
+                    continue
                 values.append(value_of(node, name, kind, options))
                 if options.get("control_after_generate"):
                     values.append(node.after)
