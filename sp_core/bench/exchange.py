@@ -17,11 +17,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from multiprocessing.queues import SimpleQueue
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 from pathlib import Path
+from queue import Empty
 
 import torch
 import torch.distributed as dist
@@ -76,23 +78,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=4, help="processes (default 4)")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the tensors live")
+    parser.add_argument("--only", default="", metavar="TEXT", help="measure only shapes whose name contains TEXT")
     options = parser.parse_args(argv)
     device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    report = measure(options.ranks, device)
-    print("\n".join(format_rows(report)))
+    rows = []
+    for row in measure(options.ranks, device, options.only):
+        rows.append(row)
+        print("\n".join(format_row(row, heading=len(rows) == 1)), flush=True)
     if options.json:
-        print(json.dumps({"rows": [{k: v for k, v in asdict(row).items() if v is not None} for row in report]}), flush=True)
-    return 0 if report and all(row.bit_exact for row in report) else 1
+        print(json.dumps({"rows": [{k: v for k, v in asdict(row).items() if v is not None} for row in rows]}), flush=True)
+    return 0 if rows and all(row.bit_exact for row in rows) else 1
 
 
-def format_rows(rows: Sequence[Row]) -> list[str]:
-    """A table for people: a column for each method that was measured."""
-    methods = [name for name in ("shm", "peer", "nccl", "gloo", "memcpy") if any(getattr(row, f"{name}_ms") for row in rows)]
-    lines = ["milliseconds".ljust(60) + "".join(name.rjust(10) for name in methods) + "   bit-exact"]
-    for row in rows:
-        times = "".join(f"{getattr(row, f'{name}_ms'):10.3f}" for name in methods)
-        lines.append(f"{row.name} {tuple(row.shape)}".ljust(60) + times + ("   yes" if row.bit_exact else "   NO"))
-    return lines
+def format_row(row: Row, *, heading: bool) -> list[str]:
+    """Lines of a table for people: a column for each method that was measured."""
+    methods = [name for name in ("shm", "peer", "nccl", "gloo", "memcpy") if getattr(row, f"{name}_ms") is not None]
+    first = "milliseconds".ljust(66) + "".join(name.rjust(10) for name in methods) + "   bit-exact"
+    times = "".join(f"{getattr(row, f'{name}_ms'):10.3f}" for name in methods)
+    line = f"{row.name} {tuple(row.shape)}".ljust(66) + times + ("   yes" if row.bit_exact else "   NO")
+    return [first, line] if heading else [line]
 
 
 def scaled_shapes(world_size: int, largest: int = LARGEST_TENSOR, element_size: int = 2) -> list[tuple[str, tuple[int, ...]]]:
@@ -106,35 +110,55 @@ def scaled_shapes(world_size: int, largest: int = LARGEST_TENSOR, element_size: 
     return shapes
 
 
-def measure(ranks: int, device: str) -> list[Row]:
-    """Spawns the ranks, measures every shape, and returns rank 0's rows."""
+def measure(ranks: int, device: str, only: str = "") -> Iterator[Row]:
+    """Spawns the ranks and yields each shape's row when it has been measured.
+
+    Args:
+        only: measures the shapes whose name contains this text.
+
+    Raises:
+        RuntimeError: a rank ended early; its own error is on stderr.
+    """
     context = multiprocessing.get_context("spawn")
-    results: SimpleQueue = context.SimpleQueue()
+    results = context.Queue()
     with tempfile.TemporaryDirectory(prefix="sp_bench_") as directory:
-        processes = [
-            context.Process(target=_run_rank, args=(rank, ranks, directory, device, results), daemon=True) for rank in range(ranks)
-        ]
+        arguments = (ranks, directory, device, only, results)
+        processes = [context.Process(target=_run_rank, args=(rank, *arguments), daemon=True) for rank in range(ranks)]
         for process in processes:
             process.start()
-        for process in processes:
-            process.join()
-        if any(process.exitcode for process in processes):
-            raise RuntimeError(f"ranks ended with {[process.exitcode for process in processes]}")
-        return results.get()
+        try:
+            while (row := _next_row(results, processes)) is not None:
+                yield row
+        finally:
+            for process in processes:
+                process.join(10)
+                process.kill()
 
 
-def _run_rank(rank: int, world_size: int, directory: str, device: str, results: SimpleQueue) -> None:
+def _next_row(results: Queue, processes: Sequence[BaseProcess]) -> Row | None:
+    while True:
+        try:
+            return results.get(timeout=1)
+        except Empty:
+            if any(process.exitcode for process in processes):
+                raise RuntimeError(f"ranks ended with {[process.exitcode for process in processes]}") from None
+
+
+def _run_rank(rank: int, world_size: int, directory: str, device: str, only: str, results: Queue) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(directory) / "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=5))
     try:
         transports = _transports(device, directory)
-        rows = [
-            _measure_shape(name, shape, torch.bfloat16, transports, _device(device, rank)) for name, shape in scaled_shapes(world_size)
-        ]
+        for name, shape in scaled_shapes(world_size):
+            if only.lower() not in name.lower():
+                continue
+            row = _measure_shape(name, shape, torch.bfloat16, transports, _device(device, rank))
+            if rank == 0:
+                results.put(row)
         if rank == 0:
-            results.put(rows)
+            results.put(None)
         dist.barrier()
         for transport in transports.values():
             transport.close()
@@ -176,9 +200,7 @@ def _nccl_group() -> dist.ProcessGroup:
     return group
 
 
-def _measure_shape(
-    name: str, shape: tuple[int, ...], dtype: torch.dtype, transports: dict[str, Transport], device: torch.device
-) -> Row:
+def _measure_shape(name: str, shape: tuple[int, ...], dtype: torch.dtype, transports: dict[str, Transport], device: torch.device) -> Row:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     B, T, H, D = shape
     counts = shard_sizes(T, world_size)
@@ -200,9 +222,7 @@ def _measure_shape(
     size = sum(tensor.numel() * tensor.element_size() for tensor in sources)
     repeats = max(1, min(50, SAMPLE_BYTES // max(size, 1)))
     reference = block(transports["gloo"])
-    exact = all(
-        torch.equal(a, b) for transport in transports.values() for a, b in zip(reference, block(transport), strict=True)
-    )
+    exact = all(torch.equal(a, b) for transport in transports.values() for a, b in zip(reference, block(transport), strict=True))
     del reference
     samples: dict[str, list[float]] = {key: [] for key in methods}
     for number in range(WARM_UP + SAMPLES):
