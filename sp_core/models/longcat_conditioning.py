@@ -35,7 +35,12 @@ class Slot:
 
     def matches(self, latent_CnHW: Tensor, variant: Any) -> bool:
         mine = self.latent_CnHW
-        return self.variant == variant and mine.shape == latent_CnHW.shape and mine.dtype == latent_CnHW.dtype and torch.equal(mine, latent_CnHW)
+        return (
+            self.variant == variant
+            and mine.shape == latent_CnHW.shape
+            and mine.dtype == latent_CnHW.dtype
+            and torch.equal(mine, latent_CnHW)
+        )
 
 
 @dataclass(eq=False)
@@ -102,30 +107,45 @@ class KVCache:
 class Conditioning:
     """Which tokens of one pass are conditioning frames. Stands where attention has its mask.
 
-    The first ``frames`` of ``total`` frames; in raster order, and in a rank's tile, they
-    are a prefix. None are in the pass when their keys and values come from a filled cache.
+    The first ``frames`` of ``total`` frames, so a prefix of the tokens, also of a rank's
+    own. None are in the pass when their keys and values come from a filled cache.
     """
 
     frames: int
     total: int
     device: torch.device
     cache: CachedPass | None = None
+    #: how many of this process's own tokens are conditioning, where it has a part of them
+    own: int | None = None
     #: conditioning and other tokens in the order that attention sees, where that is not raster
     rows: tuple[Tensor, Tensor] | None = None
 
-    def in_order(self, order: Tensor | None, tokens: int) -> Conditioning:
-        """For attention that sees the tokens in ``order``: raster ids, int64 (T,), or None for raster."""
-        if order is None or not self.frames:
-            return self
-        clean = order < tokens * self.frames // self.total
-        rows = tuple(which.nonzero().squeeze(1).to(self.device) for which in (clean, ~clean))
-        return replace(self, rows=(rows[0], rows[1]))
+    def for_rank(self, own_t: Tensor, order_T: Tensor | None, tokens: int) -> Conditioning:
+        """For a rank with the tokens ``own_t`` whose attention sees all in ``order_T``.
+
+        Args:
+            own_t, order_T: raster ids, int64; no order means raster.
+            tokens: all of them.
+        """
+        first = self.prefix(tokens)
+        clean = replace(self, own=int((own_t < first).sum()))
+        if order_T is None or not self.frames:
+            return clean
+        rows = tuple(which.nonzero().squeeze(1).to(self.device) for which in (order_T < first, order_T >= first))
+        return replace(clean, rows=(rows[0], rows[1]))
+
+    def prefix(self, tokens: int) -> int:
+        """How many of all tokens are conditioning."""
+        return tokens * self.frames // self.total
+
+    def own_prefix(self, tokens: int) -> int:
+        """How many of this process's ``tokens`` tokens are."""
+        return self.prefix(tokens) if self.own is None else self.own
 
     def split(self, tokens: int) -> tuple[slice | Tensor, slice | Tensor]:
-        if self.rows is not None:
-            return self.rows
-        prefix = tokens * self.frames // self.total
-        return slice(0, prefix), slice(prefix, tokens)
+        """Conditioning and other tokens, for attention that sees all."""
+        first = self.prefix(tokens)
+        return self.rows or (slice(0, first), slice(first, tokens))
 
 
 def zero_mask_prefix(denoise_mask: Tensor | None, frames: int) -> int:
@@ -171,5 +191,3 @@ def conditioned_attention(
     if q_noisy.size(1):
         out[:, noisy] = attend(q_noisy, k_BTC, v_BTC)
     return out
-
-

@@ -40,7 +40,7 @@ class LongCatVideoConfig(comfy.supported_models.WAN21_T2V):
 
     def __init__(self, unet_config: dict[str, Any]) -> None:
         super().__init__(unet_config)
-        self.memory_usage_factor = self.unet_config["hidden_size"] / 2222
+        self.memory_usage_factor = unet_config["hidden_size"] / 2222
 
     def get_model(self, state_dict: dict[str, Any], prefix: str = "", device: Any = None) -> LongCatVideo:
         return LongCatVideo(self, device=device)

@@ -42,6 +42,15 @@ FUSED = {
     "attn.qkv": ("attn.q", "attn.k", "attn.v"),
     "cross_attn.kv_linear": ("cross_attn.k_linear", "cross_attn.v_linear"),
 }
+#: layers whose shapes tell the configuration
+_NEEDED = (
+    "x_embedder.proj",
+    "t_embedder.mlp.0",
+    "y_embedder.y_proj.0",
+    "blocks.0.attn.q_norm",
+    "blocks.0.ffn.w1",
+    "final_layer.linear",
+)
 _IN_BLOCK = re.compile(r"(blocks\.\d+\.)(.+)")
 
 
@@ -91,9 +100,7 @@ def detect(state_dict: Mapping[str, Any], prefix: str = "") -> dict[str, Any] | 
     if not _looks_like_it(state_dict, prefix):
         return None
     shapes = {official_name(key[len(prefix) :]): value.shape for key, value in state_dict.items() if key.startswith(prefix)}
-    needed = ("x_embedder.proj.weight", "final_layer.linear.weight", "t_embedder.mlp.0.weight", "y_embedder.y_proj.0.weight")
-    needed += ("blocks.0.attn.q_norm.weight", "blocks.0.ffn.w1.weight", "blocks.0.cross_attn.q_linear.weight")
-    if any(key not in shapes for key in needed) or any("audio" in key for key in shapes):
+    if any(f"{layer}.weight" not in shapes for layer in _NEEDED) or any("audio" in key for key in shapes):
         return None
     hidden_size, in_channels, *patch_size = shapes["x_embedder.proj.weight"]
     patch = patch_size[0] * patch_size[1] * patch_size[2]

@@ -4,9 +4,10 @@ Needs the host. Module names are those of the official checkpoints; see
 :mod:`.longcat_keys` for the other layout. Modulation, gates, the norms that they touch and
 the final layer compute in fp32 whatever the weights' type, as the model was trained.
 
-Shape legend: B batch, F latent frames, T tokens, C hidden size, H heads, D head_dim. A
-frame's tokens lie together, frames in order; that also holds for a rank's tile under
-sequence parallelism, so every block finds its frames by dividing its tokens by F.
+Shape legend: B batch, F latent frames, T tokens, C hidden size, H heads, D head_dim, E
+width of a timestep's embedding. A frame's tokens lie together, frames in order; that also
+holds for a rank's tile under sequence parallelism, so a block stretches one row of
+modulation a frame (or a token, or all) over equal runs of its tokens.
 
 Source: LongCat-Video (arXiv 2510.22200).
 """
@@ -39,19 +40,19 @@ def _in_fp32(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def _by_frame(x_BTC: Tensor, frames: int) -> Tensor:
-    return x_BTC.unflatten(1, (frames, x_BTC.size(1) // frames))
+def _by_row(x_BTC: Tensor, rows: int) -> Tensor:
+    return x_BTC.unflatten(1, (rows, x_BTC.size(1) // rows))
 
 
-def _modulate(x_BTC: Tensor, shift_BF1C: Tensor, scale_BF1C: Tensor, frames: int) -> Tensor:
-    """LayerNorm without weights, then one scale and shift a frame; fp32 (B, T, C)."""
-    x_BFtC = _by_frame(nnf.layer_norm(x_BTC.float(), x_BTC.shape[-1:], eps=_EPS), frames)
-    return torch.addcmul(shift_BF1C, x_BFtC, 1 + scale_BF1C).flatten(1, 2)
+def _modulate(x_BTC: Tensor, shift_BR1C: Tensor, scale_BR1C: Tensor) -> Tensor:
+    """LayerNorm without weights, then a scale and shift a row; fp32 (B, T, C)."""
+    x_BRtC = _by_row(nnf.layer_norm(x_BTC.float(), x_BTC.shape[-1:], eps=_EPS), shift_BR1C.size(1))
+    return torch.addcmul(shift_BR1C, x_BRtC, 1 + scale_BR1C).flatten(1, 2)
 
 
-def _gated(x_BTC: Tensor, y_BTC: Tensor, gate_BF1C: Tensor, frames: int) -> Tensor:
+def _gated(x_BTC: Tensor, y_BTC: Tensor, gate_BR1C: Tensor) -> Tensor:
     """x + gate * y in fp32, back in x's type."""
-    y = (_by_frame(y_BTC.float(), frames) * gate_BF1C).flatten(1, 2)
+    y = (_by_row(y_BTC.float(), gate_BR1C.size(1)) * gate_BR1C).flatten(1, 2)
     return (x_BTC.float() + y).to(x_BTC.dtype)
 
 
@@ -141,24 +142,26 @@ class Block(nn.Module):
         conditioning: Conditioning | None = None,
         transformer_options: dict[str, Any] | None = None,
     ) -> Tensor:
-        """x (B, T, C), e fp32 (B, 1 or F, E), freqs (1, T, 1, D / 2, 2, 2), context (B, L, C) -> (B, T, C)."""
-        dtype, frames = x.dtype, e.size(1)
+        """x (B, T, C), e fp32 (B, 1, F or T, E), freqs (1, T, 1, D / 2, 2, 2), context (B, L, C) -> (B, T, C)."""
+        dtype = x.dtype
         modulation = self.adaLN_modulation(e).unsqueeze(2)
         shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = modulation.chunk(6, -1)
 
-        y = _modulate(x, shift_a, scale_a, frames).to(dtype)
+        y = _modulate(x, shift_a, scale_a).to(dtype)
         y = self.attn(y, freqs, conditioning=conditioning, transformer_options=transformer_options)
-        x = _gated(x, y, gate_a, frames)
+        x = _gated(x, y, gate_a)
 
         # conditioning frames get no text at all, not even the projection's bias
-        clean = x.size(1) * conditioning.frames // conditioning.total if conditioning is not None else 0
+        clean = conditioning.own_prefix(x.size(1)) if conditioning is not None else 0
         noisy = x[:, clean:]
         if noisy.size(1):
-            noisy = noisy + self.cross_attn(self.pre_crs_attn_norm(noisy.float()).to(dtype), context, transformer_options=transformer_options)
+            noisy = noisy + self.cross_attn(
+                self.pre_crs_attn_norm(noisy.float()).to(dtype), context, transformer_options=transformer_options
+            )
             x = torch.cat([x[:, :clean], noisy], 1) if clean else noisy
 
-        y = self.ffn(_modulate(x, shift_f, scale_f, frames).to(dtype))
-        return _gated(x, y, gate_f, frames)
+        y = self.ffn(_modulate(x, shift_f, scale_f).to(dtype))
+        return _gated(x, y, gate_f)
 
 
 class FinalLayer(nn.Module):
@@ -168,9 +171,9 @@ class FinalLayer(nn.Module):
         self.linear = _in_fp32(ops.Linear(dim, out, **made))
 
     def forward(self, x: Tensor, e: Tensor) -> Tensor:
-        """x (B, T, C), e fp32 (B, 1 or F, E) -> fp32 (B, T, channels of a patch)."""
+        """x (B, T, C), e fp32 (B, 1, F or T, E) -> fp32 (B, T, channels of a patch)."""
         shift, scale = self.adaLN_modulation(e).unsqueeze(2).chunk(2, -1)
-        return self.linear(_modulate(x, shift, scale, e.size(1)))
+        return self.linear(_modulate(x, shift, scale))
 
 
 class _Patchify(nn.Module):
@@ -236,7 +239,9 @@ class LongCatVideoModel(nn.Module):
         """A sampling run is over."""
         self.kv_cache.clear()
 
-    def forward(self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: dict[str, Any] | None = None, **kwargs: Any) -> Tensor:
+    def forward(
+        self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: dict[str, Any] | None = None, **kwargs: Any
+    ) -> Tensor:
         """Runs the host's DIFFUSION_MODEL wrappers around :meth:`_forward`."""
         options = {} if transformer_options is None else transformer_options
         wrappers = comfy.patcher_extension.get_all_wrappers(comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, options)

@@ -7,43 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.longcat_ranks import CASES, forward, forward_cached, inputs, load, reference
+from distributed.longcat_ranks import CASES, every_case, inputs, load, reference
 from distributed.ranks import run_ranks
 
 TOLERANCE = 2e-5
 DEPTH = 2
-
-
-def every_case(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
-    from sp_core.comm import CollectiveTransport
-    from sp_core.plans import Engine, plan_for
-
-    model = load(comfyui).model.diffusion_model
-    transport = CollectiveTransport()
-    engine = Engine(plan_for(model), transport)
-    seen: dict[str, Any] = {}
-
-    def run(name: str, call: Any) -> None:
-        transport.stats.reset()
-        with engine.installed(model) as run:
-            out = call()
-            run.check()
-        seen[name] = (out.numpy().copy(), transport.stats.exchanges, transport.stats.bytes_sent, run.describe())
-
-    with torch.inference_mode():
-        for case in CASES[:3]:
-            run(case, lambda case=case: forward(model, case))
-        options = {"longcat_kv_cache": "gpu"}
-        run("filling", lambda: model(**inputs("continuation_cached"), transformer_options=options))
-        run("continuation_cached", lambda: forward_cached(model, options))
-        k, _ = next(iter(model.kv_cache.slots[0].blocks.values()), (torch.empty(1, 0, 0), None))
-        seen["cache"] = (len(model.kv_cache.slots), tuple(k.shape))
-        model.clear_cache()
-        odd = {**inputs("i2v"), "x": inputs("i2v")["x"][..., :11, :13]}
-        run("odd size", lambda: model(**odd))
-        small = {**inputs("continuation_cached"), "x": inputs("i2v")["x"][..., :2, :6]}
-        run("three tokens a frame", lambda: model(**small))
-    return seen
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4, 6])
