@@ -116,7 +116,8 @@ class Comparison:
 
     @property
     def layout(self) -> str:
-        return next((line for line in self.sp.report.splitlines() if line.startswith("layout")), self.sp.report)
+        """The report's line about it."""
+        return self.sp.report.splitlines()[1]
 
     def check(self, devices: str, tolerance: float = TOLERANCE) -> None:
         for part in self.stock.parts:

@@ -1,58 +1,127 @@
-"""Other ways to lay a forward over four workers: CFG halves, tiles, rings. The picture stays the same."""
+"""Every layout on every device count against the stock sampler: Ulysses, ring, their product, CFG halves of each, flat and tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from host import test_ltx as ltx
-from host import test_wan as wan
-from host.graphs import Case, compare, run_sp
+from host.graphs import TOLERANCE, Branch, Case, Graph, Link, latent, load, read, relative, sample, text
 
-from sp_core.demo.comfy_server import ComfyServer, PromptFailed
+#: few enough tokens to be quick, and divisible by none of the counts
+COUNTS = (2, 3, 4, 5, 6, 8)
 
-DEVICES = "cpu:4"
 
-WAN_PLAIN = wan.text_to_video
-WAN_BATCH = wan.two_videos_of_odd_size
-WAN_FRAMES = wan.frame_timesteps("ramp", wan.two_videos_with_a_ramp)
-LTX_PLAIN = ltx.plain("tiny_ltxav", ltx.BOTH)
-LTX_MASK = ltx.with_mask("tiny_ltx23", ltx.BOTH, "corner;ramp")
-LTX_FRAMES = ltx.with_mask("tiny_ltxav", ltx.BOTH, "ramp;none")
-LTX_GUIDES = ltx.guides("tiny_ltx23", "strengths", ltx.STRENGTHS, audio=True)
-LTX_STG = ltx.guided("tiny_ltxav", "both_guidances", ltx.spatio_temporal_guidance, ltx.modality_guidance)
-LTX_VIDEO = ltx.guides("tiny_ltxv", "masked", ltx.MASKED)
+def wan(branch: Branch) -> Link:
+    """165 tokens, 3 heads: fewer heads than ranks from four on."""
+    return sample(branch, branch.patch(load(branch, "tiny_wan_t2v")), text(branch, 4096), latent(branch, "1,16,3,10,22"))
 
-LAYOUTS: dict[str, tuple[dict[str, Any], str]] = {
-    "auto": ({}, "CFG 2, Ulysses 2"),
-    "tiles": ({"layout": "tiles", "cfg_split": 1}, "tiles"),
-    "ring": ({"ring": 2, "cfg_split": 1}, "ring 2"),
-    "cfg_ring": ({"ring": 2, "cfg_split": 2}, "CFG 2"),
-    "all_ring": ({"ring": 4}, "ring 4"),
-}
-CASES: dict[str, list[Case]] = {
-    "auto": [WAN_PLAIN, WAN_BATCH, WAN_FRAMES, LTX_PLAIN, LTX_MASK, LTX_FRAMES, LTX_GUIDES, LTX_STG, LTX_VIDEO],
-    "tiles": [WAN_PLAIN, wan.reference_latent, wan.in_context_latents, LTX_PLAIN, LTX_MASK, LTX_FRAMES],
-    "ring": [WAN_PLAIN, WAN_FRAMES, LTX_PLAIN, LTX_MASK, LTX_STG],
-    "cfg_ring": [WAN_BATCH, LTX_FRAMES],
-    "all_ring": [WAN_PLAIN, LTX_PLAIN],
-}
+
+def wan_per_frame(branch: Branch) -> Link:
+    """Wan 2.2 5B with a given first frame: every frame has a timestep of its own."""
+    start = latent(branch, "1,48,3,10,22", scale=1.0, mask="first_frame")
+    return sample(branch, branch.patch(load(branch, "tiny_wan22_5b")), text(branch, 4096), start)
+
+
+def ltxav(branch: Branch) -> Link:
+    """165 video tokens, 4 heads, 9 audio tokens."""
+    return sample(branch, branch.patch(load(branch, "tiny_ltxav")), text(branch, 96), latent(branch, "1,128,3,5,11;1,8,9,16"))
+
+
+def layouts(count: int) -> dict[str, dict[str, Any]]:
+    """Inputs of SP Model Patch for every layout of ``count`` devices."""
+    found: dict[str, dict[str, Any]] = {
+        "automatic": {},
+        "Ulysses": {"cfg_split": 1, "ring": 1},
+        "ring": {"cfg_split": 1, "ring": count},
+        "Ulysses, tiles": {"cfg_split": 1, "ring": 1, "layout": "tiles"},
+        "ring, tiles": {"cfg_split": 1, "ring": count, "layout": "tiles"},
+        "Ulysses, flat": {"cfg_split": 1, "ring": 1, "layout": "flat"},
+    }
+    if count % 2 == 0:
+        found["CFG x Ulysses"] = {"cfg_split": 2, "ring": 1}
+        found["CFG x ring"] = {"cfg_split": 2, "ring": count // 2}
+    if count in (4, 6, 8):
+        found["ring x Ulysses"] = {"cfg_split": 1, "ring": 2}
+    if count == 8:
+        found["CFG x ring x Ulysses, tiles"] = {"cfg_split": 2, "ring": 2, "layout": "tiles"}
+    return found
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_every_layout_gives_the_stock_picture(server, count):
+    failures = []
+    for case in (wan, wan_per_frame, ltxav):
+        stock, others = _run_all(server, case, count)
+        for name, result in others.items():
+            assert [part.shape for part in result.parts] == [part.shape for part in stock.parts], "the size depends on the devices"
+            errors = [relative(mine, theirs) for mine, theirs in zip(result.parts, stock.parts, strict=True)]
+            print(f"{case.__name__:14} {count} devices, {name:28} {', '.join(f'{error:.1e}' for error in errors)}")
+            if max(errors) > TOLERANCE:
+                failures.append(f"{case.__name__}, {name}: {errors}; {result.report}")
+    assert not failures, "\n".join(failures)
+
+
+def _run_all(server: Any, case: Case, count: int) -> tuple[Any, dict[str, Any]]:
+    """One prompt: the stock branch and one branch a layout."""
+    graph = Graph()
+    plain = Branch(graph)
+    nodes = {"stock": plain.add("SPTestSaveLatent", samples=case(plain), name=f"{case.__name__}-stock").id}
+    for name, pins in layouts(count).items():
+        branch = Branch(graph, f"cpu:{count}", pins)
+        samples = case(branch)
+        saved = branch.add("SPTestSaveLatent", samples=samples, name=f"{case.__name__}-{name}".replace(" ", "-"), model=branch.patched[-1])
+        nodes[name] = saved.id
+    outputs = server.run(graph.prompt, timeout=600)
+    results = {name: read(outputs[node]) for name, node in nodes.items()}
+    return results.pop("stock"), results
+
+
+def test_a_second_stage_without_guidance_uses_all_devices_for_the_sequence(server):
+    """Two samplers behind one SP Model Patch, CFG above 1 and then 1: the layout changes from run to run."""
+
+    def two_stages(branch: Branch) -> Link:
+        model = branch.patch(load(branch, "tiny_wan_t2v"))
+        first = sample(branch, model, text(branch, 4096), latent(branch, "1,16,3,10,22"), steps=2)
+        return sample(branch, model, text(branch, 4096), first, steps=2, denoise=0.5, cfg=1.0)
+
+    graph = Graph()
+    plain, shared = Branch(graph), Branch(graph, "cpu:4")
+    nodes = [
+        branch.add("SPTestSaveLatent", samples=two_stages(branch), name=f"two-stages-{i}", **extra()).id
+        for i, (branch, extra) in enumerate(((plain, dict), (shared, lambda: {"model": shared.patched[-1]})))
+    ]
+    outputs = server.run(graph.prompt)
+    stock, sp = (read(outputs[node]) for node in nodes)
+    assert relative(sp.parts[0], stock.parts[0]) <= TOLERANCE
+    lines = [line for line in server.log().splitlines() if "SP: 4 devices: " in line]
+    assert any("CFG 2 x " in line for line in lines), lines
+    assert "4 devices: Ulysses 4" in sp.report, sp.report
 
 
 @pytest.mark.parametrize(
-    ("name", "case"), [(name, case) for name, cases in CASES.items() for case in cases], ids=lambda value: getattr(value, "__name__", value)
+    ("pins", "message"),
+    [({"ring": 3}, "ring 3 cannot be laid over 4 devices. Nearest possible: "), ({"cfg_split": 2, "ulysses": 3}, "cannot be laid over 4")],
 )
-def test_same_as_stock(server: ComfyServer, name: str, case: Case, require: Callable[[Case], None]) -> None:
-    require(case)
-    pins, words = LAYOUTS[name]
-    assert words in compare(server, case, DEVICES, **pins).layout
+def test_impossible_pins_are_refused_when_the_prompt_is_validated(server, pins, message):
+    from sp_core.demo.comfy_server import PromptFailed
+
+    graph = Graph()
+    branch = Branch(graph, "cpu:4", pins)
+    branch.add("SPTestSaveLatent", samples=wan(branch), name="never")
+    with pytest.raises(PromptFailed, match=message):
+        server.queue(graph.prompt)
 
 
-def test_layouts_that_cannot_be(server: ComfyServer) -> None:
-    with pytest.raises(PromptFailed, match="tiled"):
-        run_sp(server, LTX_GUIDES, DEVICES, layout="tiles")
-    with pytest.raises(PromptFailed, match="guide mask"):
-        run_sp(server, LTX_GUIDES, DEVICES, ring=2)
-    with pytest.raises(PromptFailed, match="cannot be laid over 4 devices"):
-        run_sp(server, WAN_PLAIN, DEVICES, ring=3)
+def test_a_ring_refuses_what_needs_its_own_attention(server):
+    """An attention function of another node gives no log-sum-exp, so its partial results cannot be merged."""
+    from sp_core.demo.comfy_server import PromptFailed
+
+    def overridden(branch: Branch) -> Link:
+        model = branch.add("SPTestAttentionOverride", model=load(branch, "tiny_wan_t2v"))[0]
+        return sample(branch, branch.patch(model), text(branch, 4096), latent(branch, "1,16,3,10,22"))
+
+    graph = Graph()
+    branch = Branch(graph, "cpu:4", {"ring": 2})
+    branch.add("SPTestSaveLatent", samples=overridden(branch), name="never")
+    with pytest.raises(PromptFailed, match="Ring attention cannot use an attention function that another node installed"):
+        server.run(graph.prompt)

@@ -209,22 +209,26 @@ class SPTestSabotage:
     def spoil(self, model, how, turn):
         from dataclasses import replace
 
-        from sp_core.plans import LTXAV, PLANS, WAN
+        from sp_core.plans import LTXAV, PLANS, WAN, override
         from sp_core.plans.cuts import by_token
         from sp_core.plans.plan import Site, flat_layout
 
         def by_rank(value, run):
             return value + 1e-3 * run.rank
 
-        spoiled = {
-            "nothing": (),
+        def alone(self, function, *args, **kwargs):
+            self.run.attended += 1
+            return function(*args, **{**kwargs, "transformer_options": self.options})
+
+        exchanged = vars(override).setdefault("_exchanged_call", override.ExchangedAttention.__call__)
+        override.ExchangedAttention.__call__ = alone if how == "no exchange" else exchanged
+        plans = {
             # what a split of the tokens does that leaves per-frame modulation as it is
-            "frames forgotten": (
-                replace(WAN, choose_layout=flat_layout, cuts={"freqs": by_token(1)}, sites=(Site("head", gather=True),)),
+            "frames forgotten": replace(
+                WAN, choose_layout=flat_layout, cuts={"freqs": by_token(1)}, sites=(Site("head", gather=True),)
             ),
-            "no exchange": (replace(WAN, attentions=()), replace(LTXAV, attentions=())),
-            "video to audio forgotten": (replace(LTXAV, attentions=LTXAV.attentions[:1]),),
-            "ranks differ": (replace(LTXAV, cuts={**LTXAV.cuts, "a_timestep": by_rank}),),
-        }[how]
-        PLANS.update({plan.architecture: plan for plan in (WAN, LTXAV, *spoiled)})
+            "video to audio forgotten": replace(LTXAV, attentions=LTXAV.attentions[:1]),
+            "ranks differ": replace(LTXAV, cuts={**LTXAV.cuts, "a_timestep": by_rank}),
+        }
+        PLANS.update({plan.architecture: plan for plan in (WAN, LTXAV, *([plans[how]] if how in plans else []))})
         return (model,)

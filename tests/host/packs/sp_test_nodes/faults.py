@@ -1,0 +1,122 @@
+"""Nodes that get in the way: they want memory, are slow in the workers, or fail on one rank."""
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def _rank():
+    """This worker's rank; None in the UI process."""
+    return dist.get_rank() if dist.is_initialized() else None
+
+
+class SPTestMemoryDemand:
+    """What a VAE decode does: asks the host for memory, then loads a model of its own and uses it."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"samples": ("LATENT",), "megabytes": ("INT", {"default": 64})}}
+
+    RETURN_TYPES = ("LATENT",)
+    OUTPUT_NODE = True
+    FUNCTION = "demand"
+    CATEGORY = "test"
+
+    def demand(self, samples, megabytes):
+        import comfy.model_management as management
+        import comfy.model_patcher
+        from sp_core.host.status import status
+
+        def held():
+            return [worker["weight_bytes"] for worker in status()["workers"]]
+
+        device = management.get_torch_device()
+        before = held()
+        # on a CPU the host never wants memory by itself
+        management.free_memory(1e30, device)
+        during = held()
+        module = torch.nn.Linear(1024, 256 * megabytes, bias=False)
+        patcher = comfy.model_patcher.ModelPatcher(module, load_device=device, offload_device=management.unet_offload_device())
+        management.load_models_gpu([patcher], memory_required=megabytes << 20)
+        module(torch.ones(1, 1024, device=device))
+        return {"ui": {"before": before, "during": during}, "result": (samples,)}
+
+
+class SPTestSlowInWorkers:
+    """Takes its time when a worker runs it: a loader of a big file."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "seconds": ("FLOAT", {"default": 1.0})}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "wait"
+    CATEGORY = "test"
+
+    def wait(self, model, seconds):
+        if _rank() is not None:
+            time.sleep(seconds)
+        return (model.clone(),)
+
+
+class SPTestFault:
+    """Does something bad in one rank's ``call``-th attention call."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        integer = ("INT", {"default": 0})
+        return {"required": {"model": ("MODEL",), "rank": integer, "call": integer, "kind": ("STRING", {"default": "error"})}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+    CATEGORY = "test"
+
+    def patch(self, model, rank, call, kind):
+        model = model.clone()
+        seen = 0
+
+        def override(function, *args, **kwargs):
+            nonlocal seen
+            seen += 1
+            if _rank() == rank and seen == call + 1:
+                _fail(kind)
+            return function(*args, **kwargs)
+
+        model.model_options["transformer_options"]["optimized_attention_override"] = override
+        return (model,)
+
+
+def _fail(kind):
+    if kind == "device memory":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 23.64 GiB")
+    if kind == "main memory":
+        raise MemoryError
+    if kind == "device lost":
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+    if kind == "hang":
+        time.sleep(3600)
+    if kind == "exit":
+        os._exit(7)
+    raise ValueError("a fault that a test put there")
+
+
+class SPTestSmallDemand:
+    """Wants a megabyte more than is free."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"salt": ("INT", {"default": 0, "max": 1 << 62})}}
+
+    RETURN_TYPES = ()
+    OUTPUT_NODE = True
+    FUNCTION = "demand"
+    CATEGORY = "test"
+
+    def demand(self, salt):
+        import comfy.model_management as management
+
+        device = management.get_torch_device()
+        management.free_memory(management.get_free_memory(device) + (1 << 20), device)
+        return {}

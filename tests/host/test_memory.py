@@ -1,0 +1,113 @@
+"""The workers' weights are the host's memory: given back when it asks, brought back by the next sampling."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from host.graphs import Branch, Link
+from host.observe import alive, count, pids, run, status, video, wait_for, workers
+
+from sp_core.demo.comfy_server import ComfyServer
+
+DEVICES = "cpu:2"
+MODELS = ("tiny_wan_t2v", "tiny_wan_t2v_low")
+
+
+@pytest.fixture(scope="module")
+def own(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
+    with ComfyServer(comfyui, base, "--cpu") as server:
+        yield server
+
+
+def demand(branch: Branch, samples: Link) -> Link:
+    return branch.add("SPTestMemoryDemand", samples=samples, megabytes=64)[0]
+
+
+def held(server: ComfyServer) -> list[int]:
+    return [worker["weight_bytes"] for worker in workers(server)]
+
+
+def test_weights_leave_before_a_demand_and_come_back(own: ComfyServer) -> None:
+    """Two models take turns; each is followed by a memory demand like a VAE decode's."""
+    expected = {name: run(own, *video(None, name)).parts[0] for name in MODELS}
+    sizes: list[int] = []
+    for number in range(count(4, 10)):
+        for name in MODELS:
+            # another seed each round, so that nothing is answered from the host's cache, then the one that is known
+            prompt, node = video(DEVICES, name, after=demand, seed=100 + number)
+            outputs = own.run(prompt)
+            asked = next(output for output in outputs.values() if "during" in output)
+            assert len(asked["before"]) == 2 and min(asked["before"]) > 0, "the workers held no weights after sampling"
+            assert asked["during"] == [0, 0], "the workers still held weights when the demand ran"
+            result = run(own, *video(DEVICES, name)).parts[0] if number in (0, count(4, 10) - 1) else None
+            if result is not None:
+                torch.testing.assert_close(result, expected[name], rtol=0, atol=2e-4)
+        sizes.append(sum(worker["resident_bytes"] for worker in workers(own)))
+    print("\nworkers' resident size by round, MB:", ", ".join(f"{size / 1e6:.1f}" for size in sizes))
+    assert sizes[-1] <= 1.02 * sizes[1], "the workers grew from round to round"
+
+
+def test_results_do_not_depend_on_what_happened_between(own: ComfyServer) -> None:
+    first = run(own, *video(DEVICES, after=demand, seed=7)).parts[0]
+    run(own, *video(DEVICES, MODELS[1], after=demand, seed=8))
+    own.post("/free", {"unload_models": True, "free_memory": True})
+    assert torch.equal(run(own, *video(DEVICES, after=demand, seed=7)).parts[0], first)
+
+
+@pytest.mark.parametrize("body", [{"unload_models": True}, {"free_memory": True}], ids=str)
+def test_the_unload_button_frees_the_workers(own: ComfyServer, body: dict[str, bool]) -> None:
+    run(own, *video(DEVICES, seed=time.monotonic_ns() % 10**9))
+    before = pids(own)
+    assert min(held(own)) > 0
+    own.post("/free", body)
+    wait_for(lambda: held(own) == [0, 0], 20, "weights off the devices")
+    assert pids(own) == before and all(map(alive, before)), "the workers stay"
+
+
+@pytest.mark.parametrize(
+    ("keep", "after_sampling", "after_demand"), [("auto", True, False), ("always", True, True), ("never", False, False)]
+)
+def test_keep_loaded(own: ComfyServer, keep: str, after_sampling: bool, after_demand: bool) -> None:
+    prompt, _ = video(DEVICES, keep_loaded=keep, seed=time.monotonic_ns() % 10**9)
+    own.run(prompt)
+    assert all((size > 0) == after_sampling for size in held(own))
+    # a demand that less than the whole model would meet
+    own.run({"1": {"class_type": "SPTestSmallDemand", "inputs": {"salt": time.monotonic_ns()}}})
+    assert all((size > 0) == after_demand for size in held(own))
+
+
+def test_a_dropped_model_leaves_the_workers(own: ComfyServer) -> None:
+    own.post("/free", {"unload_models": True, "free_memory": True})
+    run(own, *video(DEVICES, MODELS[0], seed=1))
+    run(own, *video(DEVICES, MODELS[1], seed=1))
+    wait_for(lambda: len(status(own)["models"]) == 1, 20, "the host to let go of the first model")
+    wait_for(lambda: len({size for size in held(own)}) == 1, 20, "the workers to do so too")
+
+
+FLAGS = [("--lowvram",), ("--highvram",), ("--novram",), ("--disable-smart-memory",), ("--disable-dynamic-vram",), ("--cache-none",)]
+
+
+@pytest.mark.parametrize("flags", FLAGS[: count(2, len(FLAGS))], ids=" ".join)
+def test_memory_flags_are_accepted(comfyui: Path, base: Path, flags: tuple[str, ...], require_flag: Callable[[str], None]) -> None:
+    for flag in flags:
+        require_flag(flag)
+    with ComfyServer(comfyui, base, "--cpu", *flags) as server:
+        stock = run(server, *video(None)).parts[0]
+        torch.testing.assert_close(run(server, *video(DEVICES)).parts[0], stock, rtol=0, atol=2e-4)
+        server.post("/free", {"unload_models": True})
+        wait_for(lambda: held(server) == [0, 0], 20, "weights off the devices")
+
+
+@pytest.fixture
+def require_flag(comfyui: Path) -> Callable[[str], None]:
+    known = (comfyui / "comfy" / "cli_args.py").read_text()
+
+    def check(flag: str) -> None:
+        if f'"{flag}"' not in known:
+            pytest.skip(f"this ComfyUI has no {flag}")
+
+    return check
