@@ -13,7 +13,9 @@ def group_device(group: dist.ProcessGroup | None) -> torch.device:
     backend = dist.get_backend(group)
     if backend in ("gloo", "mpi") or "cpu:" in backend:
         return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None, f"a group with backend {backend} needs an accelerator"
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())
 
 
 def all_gather_ints(group: dist.ProcessGroup | None, values: Sequence[int]) -> list[list[int]]:

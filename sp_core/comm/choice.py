@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 #: fastest first
 CPU_ORDER = ("shm", "gloo")
 CUDA_ORDER = ("peer", "nccl", "staged-shm", "staged-gloo")
+#: stock collectives: what the others are verified against, the fastest first
+PLAIN = ("nccl", "gloo", "staged-gloo")
 
 
 @dataclass(frozen=True)
@@ -120,33 +122,31 @@ def make_transport(
             ShmTransport.create(group, directory=directory, timeout_s=limit, should_abort=should_abort)
         ),
     }
-    plain = decision.order[-1] if decision.order[-1] in ("gloo", "nccl", "staged-gloo") else None
+    plain = next((name for name in PLAIN if name in decision.order), None)
     for name in decision.order:
         try:
             transport = makers[name]()
         except TransportUnavailable as error:
             skipped.append(f"{name}: {error}")
             continue
-        if len(everybody) == 1 or plain in (name, None) or isinstance(transport, CollectiveTransport):
-            problem = ""  # the reference itself
-        else:
-            problem = verify(transport, makers[plain or "gloo"](), group, device)
+        verified = plain is not None and name not in (*PLAIN, "local")
+        problem = verify(transport, makers[plain](), group, device) if verified and plain else ""
         if problem:
             transport.close()
             skipped.append(f"{name}: {problem}")
             continue
-        reason = explain(transport, len(everybody), skipped)
+        reason = explain(transport.name, len(everybody), skipped, verified=verified)
         log.info("exchange between %d ranks: %s", len(everybody), reason)
         return transport, reason
     raise ExchangeError(f"no transport works between these {len(everybody)} ranks: {'; '.join(skipped)}")
 
 
-def explain(transport: Transport, world_size: int, skipped: Sequence[str]) -> str:
+def explain(name: str, world_size: int, skipped: Sequence[str], *, verified: bool) -> str:
     """One sentence for the log and for ``doctor``."""
     if world_size == 1:
         return "local, there is only one rank"
-    verified = "" if isinstance(transport, CollectiveTransport) else ", verified against the plain collective"
-    return f"{transport.name}{verified}" + (f" (not {'; not '.join(skipped)})" if skipped else "")
+    checked = ", verified against the plain collective" if verified else ""
+    return f"{name}{checked}" + (f" (not {'; not '.join(skipped)})" if skipped else "")
 
 
 def facts_of(group: dist.ProcessGroup | None, device: torch.device) -> Facts:

@@ -19,15 +19,15 @@ check() { # seconds, then arguments
 
 check 60 build
 [ "$failed" = 0 ] || exit 1
-check 45 exact --ranks 2 --method kernel
-check 45 exact --ranks 2 --method copy
-check 60 exact --ranks 4 --method kernel
-check 45 late --ranks 2
-check 90 race --ranks 2 --exchanges 10000
-check 30 bandwidth
+check 40 exact --ranks 2 --method kernel
+check 40 exact --ranks 2 --method copy
+check 50 exact --ranks 4 --method kernel
+check 30 late --ranks 2
+check 75 race --ranks 2 --exchanges 10000
+check 25 bandwidth
 sanitizer="$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)"
 if [ -n "$sanitizer" ]; then
-  timeout -k 5 60 "$sanitizer" --tool memcheck --error-exitcode 7 "$python" tests/gpu/check_exchange.py sanitize >/tmp/sanitize.$$ 2>&1
+  timeout -k 5 40 "$sanitizer" --tool memcheck --error-exitcode 7 "$python" tests/gpu/check_exchange.py sanitize >/tmp/sanitize.$$ 2>&1
   status=$?
   tail -3 /tmp/sanitize.$$
   rm -f /tmp/sanitize.$$

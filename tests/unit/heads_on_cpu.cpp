@@ -1,6 +1,6 @@
 // Runs the GPU kernel of csrc/all2all_heads.cuh on CPU processes and judges every byte it delivers.
 //
-// usage: heads_on_cpu RANKS EXCHANGES SEED [STAY_AWAY]
+// usage: heads_on_cpu RANKS EXCHANGES SEED [STAY_AWAY]   or   heads_on_cpu sizes
 // With STAY_AWAY the last rank never starts and the others are called off, as the host does after a time-out.
 #include "cuda_on_cpu.h"
 
@@ -115,6 +115,7 @@ int run_rank(int me, int world, uint64_t exchanges, uint64_t seed, const std::ve
 }
 
 int main(int count, char** arguments) {
+  if (count == 2) return printf("%zu %zu\n", sizeof(Launch), sizeof(Status)), 0;
   const int world = atoi(arguments[1]);
   const uint64_t exchanges = atoll(arguments[2]), seed = atoll(arguments[3]);
   const bool stay_away = count > 4;

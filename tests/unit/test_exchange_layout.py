@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from sp_core.comm.native import CExchange
+from sp_core.comm.native_cuda import CLaunch, CStatus
+from sp_core.comm.peer import block_count
+from sp_core.layout import shard_sizes
 from sp_core.layout.exchange import ALIGN, MAX_WORLD, Copy, Exchange, Kind, block_share, row_at, vector_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -217,6 +220,27 @@ def kernel_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_kernel_delivers_every_byte_and_overwrites_nothing(kernel_on_cpu: Path, world_size: int, exchanges: int) -> None:
     ran = subprocess.run([str(kernel_on_cpu), str(world_size), str(exchanges), "1"], capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout) == (0, "clean\n"), ran.stdout + ran.stderr
+
+
+def test_python_and_the_kernel_mean_the_same_structures(kernel_on_cpu: Path) -> None:
+    sizes = subprocess.run([str(kernel_on_cpu), "sizes"], capture_output=True, text=True, check=True).stdout
+    assert sizes.split() == [str(ctypes.sizeof(CLaunch)), str(ctypes.sizeof(CStatus))]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "world_size", "processors", "blocks"),
+    [
+        (1, 4, 132, 4),  # tiny: one block a peer
+        (0, 16, 132, 16),
+        (512, 4, 132, 96),  # 64 kB a block: 512 tokens of 3 x 16 heads of 256 bytes
+        (32_768, 8, 132, 264),  # large: two a multiprocessor of the smallest GPU
+        (32_768, 8, 108, 216),
+        (32_768, 2, 400, 512),
+    ],
+)
+def test_block_count_follows_from_what_all_ranks_know(tokens: int, world_size: int, processors: int, blocks: int) -> None:
+    exchange = Exchange(Kind.SCATTER_HEADS, 3, 1, 64, 256, shard_sizes(tokens, world_size))
+    assert block_count(exchange, processors) == blocks
 
 
 def test_kernel_that_waits_for_a_lost_rank_ends_when_called_off_and_names_it(kernel_on_cpu: Path) -> None:
