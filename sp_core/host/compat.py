@@ -217,6 +217,15 @@ def trim_cache(executor: Any, graph: dict[str, Any]) -> None:
         executor.execute(graph, "sp-trim", {}, [])
 
 
+def server_routes() -> Any:
+    """The server's route table (``PromptServer.instance.routes``), or None where no server was made."""
+    import sys
+
+    server = sys.modules.get("server")
+    instance = getattr(getattr(server, "PromptServer", None), "instance", None)
+    return getattr(instance, "routes", None)
+
+
 def show_text(node_id: str | None, text: str) -> None:
     """A line under a node in the frontend; nothing where the host has no such thing."""
     import server

@@ -30,6 +30,8 @@ def sampler_choices() -> tuple[list[str], list[str]]:
 
 
 KEEP_LOADED = ("auto", "always", "never")
+#: what SP Release gives back
+RELEASES = ("weights", "workers")
 
 
 def check_layout(devices: str, pins: Pins) -> bool | str:
@@ -78,3 +80,24 @@ def sample(model: Any, devices: str, dynprompt: Any, unique_id: str, arguments: 
     order = ("seed", "steps", "cfg", "sampler_name", "scheduler", "positive", "negative", "latent")
     latent = nodes.common_ksampler(patched, *(arguments[name] for name in order), denoise=arguments["denoise"])[0]
     return latent, report(patched)
+
+
+def release(what: str) -> str:
+    """Give the devices back: ``weights`` or ``workers``. Says what was given back; nothing to give back is no error.
+
+    Raises:
+        ValueError: ``what`` is neither.
+    """
+    from .report import size
+    from .session import session
+
+    if what not in RELEASES:
+        raise ValueError(f"'{what}' cannot be released; there are {', '.join(RELEASES)}")
+    current = session()
+    pool = current.pool
+    if pool is None or pool.over:
+        return "No workers are running."
+    if what == "workers":
+        current.close()
+        return f"Ended {pool.world_size} workers."
+    return f"{size(current.release_all())} of weights taken off {pool.world_size} devices; the workers stay."

@@ -24,13 +24,14 @@ def report(patched: Any) -> str:
             f"exchange by {run.transport}",
             f"forwards: {len(run.steps)}, median {median(run.steps):.3f} s, all {total:.2f} s",
             f"exchange: {run.exchanges // len(run.steps)} a forward, {100 * run.exchange_s / total:.0f} % of the time, "
-            f"{_size(run.exchange_bytes / len(run.steps))} sent a rank and forward",
-            f"to the workers: {_size(run.sent_bytes)} sent, {_size(run.reused_bytes)} of conditioning named instead of sent",
+            f"{size(run.exchange_bytes / len(run.steps))} sent a rank and forward",
+            f"to the workers: {size(run.sent_bytes)} sent, {size(run.reused_bytes)} of conditioning named instead of sent",
         )
     )
 
 
-def _size(count: float) -> str:
+def size(count: float) -> str:
+    """A number of bytes for a person."""
     for unit in ("B", "KB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

@@ -151,6 +151,15 @@ class Session:
                 with _warned("taking weights off the devices"):
                     pool.call("release", {"key": model.recipe.key}, doing="taking weights off the devices")
 
+    def release_all(self) -> int:
+        """Every model's weights off the devices; bytes that all workers held before."""
+        with self._lock:
+            pool = self.running_pool()
+            held = sum(pool.board.weights(rank) for rank in range(pool.world_size)) if pool is not None else 0
+            for model in self.models:
+                model.release()
+            return held
+
     def prune(self) -> None:
         """Drop models in the workers whose MODEL the host has let go of."""
         with self._lock:

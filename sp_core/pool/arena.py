@@ -56,8 +56,11 @@ class SharedArena:
         return self._view[:size]
 
     def _map(self, size: int) -> None:
-        # an older mapping lives on while tensors still view it
-        self._view = torch.frombuffer(mmap.mmap(self._fd, size), dtype=torch.uint8)
+        # sampling grows the buffer in inference mode, and the unload button writes to it outside: a tensor that was
+        # made in that mode would not allow it
+        with torch.inference_mode(False):
+            # an older mapping lives on while tensors still view it
+            self._view = torch.frombuffer(mmap.mmap(self._fd, size), dtype=torch.uint8)
         self._size = size
 
     def close(self) -> None:

@@ -132,18 +132,21 @@ class Workers:
             return
         pids = self.pids()
         for rank in ranks:
-            with contextlib.suppress(ProcessLookupError, IndexError):
+            with contextlib.suppress(ProcessLookupError, KeyError):
                 os.kill(pids[rank], signal.SIGUSR1)
         time.sleep(TRACE_S)
 
-    def pids(self) -> list[int]:
-        return list(self._context.pids().values()) if self._context else []
+    def pids(self) -> dict[int, int]:
+        """Process number of every rank."""
+        context = self._context
+        return dict(context.pids()) if context is not None else {}
 
     def exit_codes(self) -> dict[int, int]:
         """Exit code of every rank that has ended."""
-        if self._context is None:
+        context = self._context
+        if context is None:
             return {}
-        handlers = self._context.subprocess_handlers  # type: ignore[attr-defined]
+        handlers = context.subprocess_handlers  # type: ignore[attr-defined]
         return {rank: code for rank, handler in handlers.items() if (code := handler.proc.poll()) is not None}
 
     def stop(self, grace_s: float) -> None:
@@ -162,7 +165,7 @@ class Workers:
 
     def kill(self) -> None:
         """End the workers at once, and what they started."""
-        for pid in self.pids():
+        for pid in self.pids().values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
 

@@ -89,6 +89,16 @@ def test_conditioning_is_sent_once_and_changes_are_seen(pool):
     assert torch.equal(pool.call("echo", {"context": context})["context"], context)
 
 
+def test_calls_inside_and_outside_inference_mode_mix(pool):
+    """Sampling runs in inference mode, the unload button does not; both write to the same buffers."""
+    with torch.inference_mode():
+        big = torch.randn(1 << 20)
+        assert torch.equal(pool.call("echo", {"x": big})["x"], big)
+    assert pool.call("sum", None).item() == 6
+    small = torch.randn(2048)
+    assert torch.equal(pool.call("echo", {"x": small})["x"], small)
+
+
 def test_volatile_places_are_not_remembered(pool):
     x = torch.randn(1, 512, 64)
     for _ in range(2):
@@ -137,7 +147,7 @@ def test_a_failure_inside_a_collective_ends_the_pool_within_seconds():
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_worker_is_named_and_nothing_is_left(rank):
     pool = make_pool("cpu:2")
-    pids, directory = pool.workers.pids(), pool.workers.directory
+    pids, directory = pool.workers.pids().values(), pool.workers.directory
     started = time.monotonic()
     with pytest.raises(WorkerDied, match=f"rank {rank} ended unexpectedly \\(signal 9"):
         pool.call("die", rank)
@@ -174,7 +184,7 @@ def test_the_private_directory_is_private(pool):
 def test_nothing_listens_beyond_loopback(pool):
     """Sockets of the workers and of this process: every listening one has a loopback address."""
     inodes = set()
-    for pid in [*pool.workers.pids(), os.getpid()]:
+    for pid in [*pool.workers.pids().values(), os.getpid()]:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             target = os.readlink(descriptor) if descriptor.is_symlink() else ""
             if target.startswith("socket:["):
@@ -206,7 +216,7 @@ import threading
 if {busy}:
     threading.Thread(target=lambda: pool.call("stall", [0, 60]), daemon=True).start()
     time.sleep(0.3)
-print(*pool.workers.pids(), pool.workers.directory, flush=True)
+print(*pool.workers.pids().values(), pool.workers.directory, flush=True)
 time.sleep({stay})
 """
 
