@@ -87,7 +87,7 @@ def all_graphs() -> list[Graph]:
 
 
 def _patch(graph: Graph, model: Wire, x: int, y: int, title: str | None = None) -> Node:
-    return graph.add("SPModelPatch", x, y, title, (290, 110), model=model, devices="auto")
+    return graph.add("SPModelPatch", x, y, title, (290, 180), model=model, devices="auto")
 
 
 def _prompts(graph: Graph, clip: Wire, positive: str, negative: str) -> tuple[Node, Node]:
@@ -118,10 +118,10 @@ def wan22_14b() -> Graph:
     positive, negative = _prompts(graph, clip[0], _FOX, _WAN_NEGATIVE)
     latent = graph.add("EmptyHunyuanLatentVideo", _PROMPT_COLUMN, 540, None, (430, 140), width=832, height=480, length=81)
     shift_high = graph.add("ModelSamplingSD3", _PATCH_COLUMN, 40, None, (290, 60), model=high[0], shift=5.0)
-    shift_low = graph.add("ModelSamplingSD3", _PATCH_COLUMN, 320, None, (290, 60), model=low[0], shift=5.0)
+    shift_low = graph.add("ModelSamplingSD3", _PATCH_COLUMN, 400, None, (290, 60), model=low[0], shift=5.0)
     patch_high = _patch(graph, shift_high[0], _PATCH_COLUMN, 150, "SP Model Patch (high noise)")
-    patch_low = _patch(graph, shift_low[0], _PATCH_COLUMN, 430, "SP Model Patch (low noise)")
-    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 620)
+    patch_low = _patch(graph, shift_low[0], _PATCH_COLUMN, 510, "SP Model Patch (low noise)")
+    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 780)
     common = {"positive": positive[0], "negative": negative[0], "steps": 20, "cfg": 3.5, "sampler_name": "euler", "scheduler": "simple"}
     first = graph.add(
         "KSamplerAdvanced",
@@ -167,7 +167,7 @@ def wan22_5b() -> Graph:
     latent = graph.add("Wan22ImageToVideoLatent", _PROMPT_COLUMN, 540, None, (430, 170), vae=vae[0], width=1280, height=704, length=121)
     shift = graph.add("ModelSamplingSD3", _PATCH_COLUMN, 40, None, (290, 60), model=unet[0], shift=8.0)
     patch = _patch(graph, shift[0], _PATCH_COLUMN, 150)
-    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 340)
+    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 410)
     sampled = graph.add(
         "KSampler",
         _SAMPLE_COLUMN,
@@ -268,9 +268,9 @@ def ltx2() -> Graph:
     positive, negative = _prompts(graph, encoder[0], _HARBOUR, _LTX_NEGATIVE)
     latent = _ltx_latent(graph, audio_vae[0], 768, 512, 24, 540)
     patch = _patch(graph, loader[0], _PATCH_COLUMN, 40)
-    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 230)
-    rate = graph.add("LTXVConditioning", _PATCH_COLUMN, 280, None, (290, 80), positive=positive[0], negative=negative[0], frame_rate=24.0)
-    sigmas = graph.add("LTXVScheduler", _PATCH_COLUMN, 410, None, (290, 160), steps=20, latent=latent[0])
+    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 300)
+    rate = graph.add("LTXVConditioning", _PATCH_COLUMN, 320, None, (290, 80), positive=positive[0], negative=negative[0], frame_rate=24.0)
+    sigmas = graph.add("LTXVScheduler", _PATCH_COLUMN, 450, None, (290, 160), steps=20, latent=latent[0])
     guider = graph.add("CFGGuider", _SAMPLE_COLUMN, 40, None, (340, 100), model=patch[0], positive=rate[0], negative=rate[1], cfg=4.0)
     noise = graph.add("RandomNoise", _SAMPLE_COLUMN, 190, None, (340, 90), noise_seed=42)
     sampler = graph.add("KSamplerSelect", _SAMPLE_COLUMN, 330, None, (340, 60), sampler_name="euler")
@@ -314,11 +314,11 @@ def ltx23() -> Graph:
     positive, negative = _prompts(graph, encoder[0], _HARBOUR, _LTX_NEGATIVE)
     latent = _ltx_latent(graph, audio_vae[0], 640, 352, 24, 540)
     patch = _patch(graph, lora[0], _PATCH_COLUMN, 40)
-    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 230)
-    rate = graph.add("LTXVConditioning", _PATCH_COLUMN, 280, None, (290, 80), positive=positive[0], negative=negative[0], frame_rate=24.0)
-    guider = graph.add("CFGGuider", _PATCH_COLUMN, 410, None, (290, 100), model=patch[0], positive=rate[0], negative=rate[1], cfg=1.0)
-    sampler = graph.add("KSamplerSelect", _PATCH_COLUMN, 560, None, (290, 60), sampler_name="euler")
-    noise = graph.add("RandomNoise", _PATCH_COLUMN, 670, None, (290, 90), noise_seed=42)
+    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 300)
+    rate = graph.add("LTXVConditioning", _PATCH_COLUMN, 320, None, (290, 80), positive=positive[0], negative=negative[0], frame_rate=24.0)
+    guider = graph.add("CFGGuider", _PATCH_COLUMN, 450, None, (290, 100), model=patch[0], positive=rate[0], negative=rate[1], cfg=1.0)
+    sampler = graph.add("KSamplerSelect", _PATCH_COLUMN, 600, None, (290, 60), sampler_name="euler")
+    noise = graph.add("RandomNoise", _PATCH_COLUMN, 710, None, (290, 90), noise_seed=42)
     first_sigmas = graph.add(
         "ManualSigmas",
         _SAMPLE_COLUMN,
