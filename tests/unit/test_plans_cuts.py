@@ -1,0 +1,180 @@
+"""Cuts of block arguments: what each rank gets, put together, is what one device would have had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sp_core.errors import SPError
+from sp_core.layout import FlatLayout, SequenceLayout, TileLayout, choose_split
+from sp_core.plans.cuts import by_frame, by_token, compressed_timestep, frame_rows, item, rope_pair
+from sp_core.plans.run import Run
+
+
+def runs(layout: SequenceLayout) -> list[Run]:
+    made = [Run(rank, layout.world_size) for rank in range(layout.world_size)]
+    for run in made:
+        run.start(layout)
+    return made
+
+
+def together(layout: SequenceLayout, parts: list[Tensor], dim: int = 1) -> Tensor:
+    return layout.restore(torch.cat(parts, dim), dim)
+
+
+def stretched(rows_BFC: Tensor, tokens: int) -> Tensor:
+    """Wan's own rule for giving frames' rows to tokens, as its blocks apply it to what they are given."""
+    repeats = tokens // rows_BFC.size(1) if rows_BFC.size(1) > 1 else 1
+    if repeats == 1:
+        return rows_BFC
+    if repeats * rows_BFC.size(1) == tokens:
+        return torch.repeat_interleave(rows_BFC, repeats, dim=1)
+    return torch.repeat_interleave(rows_BFC, repeats + 1, dim=1)[:, :tokens]
+
+
+LAYOUTS = [
+    FlatLayout(30, 2),
+    FlatLayout(31, 4),
+    FlatLayout(7, 7),
+    TileLayout((3, 5, 7), choose_split(5, 7, 4)),
+    TileLayout((3, 5, 7), (2, 1), prefix=3, suffix=4),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_by_token(layout: SequenceLayout, dim: int) -> None:
+    value = torch.randn([layout.tokens if axis == dim else 3 for axis in range(3)])
+    parts = [by_token(dim)(value, run) for run in runs(layout)]
+    assert torch.equal(together(layout, parts, dim), value)
+
+
+def test_one_row_for_all_tokens_is_left() -> None:
+    value = torch.randn(2, 1, 4)
+    [run, _] = runs(FlatLayout(10, 2))
+    assert by_token(1)(value, run) is value
+    assert by_token(1)(None, run) is None
+    assert by_frame(1)(value, run) is value
+
+
+def test_a_wrong_number_of_tokens_is_no_quiet_mistake() -> None:
+    [run, _] = runs(FlatLayout(10, 2))
+    with pytest.raises(ValueError, match="10 tokens"):
+        by_token(1)(torch.randn(1, 9, 2), run)
+
+
+@settings(max_examples=80, deadline=None)
+@given(frames=st.integers(2, 6), height=st.integers(1, 5), width=st.integers(1, 5), world=st.integers(1, 5), tiled=st.booleans())
+def test_by_frame_gives_every_token_its_own_frame(frames: int, height: int, width: int, world: int, tiled: bool) -> None:
+    tokens = frames * height * width
+    layout: SequenceLayout = TileLayout((frames, height, width), choose_split(height, width, world)) if tiled else FlatLayout(tokens, world)
+    if 0 in layout.counts:
+        return
+    rows = torch.arange(frames * 2.0).view(1, frames, 2)
+    expected = stretched(rows, tokens)
+    parts = [stretched(by_frame(1)(rows, run), layout.counts[run.rank]) for run in runs(layout)]
+    assert torch.equal(together(layout, parts), expected.expand(1, tokens, 2))
+
+
+def test_what_by_frame_is_for() -> None:
+    """Left alone in a flat split, Wan's rule gives most tokens another frame's row, without an error."""
+    layout, rows = FlatLayout(4 * 6, 2), torch.arange(4.0).view(1, 4, 1)
+    naive = together(layout, [stretched(rows, count) for count in layout.counts])
+    assert (naive != stretched(rows, 24)).float().mean() == 0.75
+
+
+def test_frames_that_do_not_divide_are_stretched_as_wan_does() -> None:
+    rows = torch.arange(3.0).view(1, 3, 1)
+    assert torch.equal(rows[:, frame_rows(11, 3)], stretched(rows, 11))
+
+
+def test_item_and_rope_pair_keep_the_rest() -> None:
+    table, flag = torch.randn(1, 6, 2), True
+    [first, _] = runs(FlatLayout(6, 2))
+    cut, kept = rope_pair()((table, flag), first)
+    assert torch.equal(cut, table[:, :3])
+    assert kept is True
+    assert item(1, by_token(1))([None, table], first)[0] is None
+    assert isinstance(item(0, by_token(1))([table, 1], first), list)
+    assert item(0, by_token(1))(None, first) is None
+
+
+class Compressed:
+    """The interface of LTX-2's compressed timestep: rows for frames or tokens, expanded on use."""
+
+    __slots__ = ("batch_size", "data", "feature_dim", "num_frames", "patches_per_frame")
+
+    def __init__(self, tensor: Tensor, patches_per_frame: int | None, per_frame: bool = False) -> None:
+        self.batch_size, self.num_frames, self.feature_dim = tensor.shape
+        self.data = tensor
+        self.patches_per_frame = patches_per_frame if per_frame and patches_per_frame else 1
+
+    def expand(self) -> Tensor:
+        return self.data.repeat_interleave(self.patches_per_frame, 1)
+
+    def expand_for_computation(self, table: Tensor, batch_size: int, indices: slice = slice(None)) -> tuple[Tensor, ...]:
+        rows = self.data.view(batch_size, self.num_frames, table.size(0), -1)[:, :, indices] + table[indices]
+        return tuple(value.repeat_interleave(self.patches_per_frame, 1) for value in rows.unbind(2))
+
+
+STATES: dict[str, Any] = {
+    "per frame": lambda: Compressed(torch.randn(2, 5, 8), 6, per_frame=True),
+    "per token": lambda: Compressed(torch.randn(2, 30, 8), None),
+    "one row": lambda: Compressed(torch.randn(2, 1, 8), None),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("layout", [FlatLayout(30, 4), TileLayout((5, 2, 3), (1, 3))], ids=str)
+def test_compressed_timesteps(state: str, layout: SequenceLayout) -> None:
+    whole, table = STATES[state](), torch.randn(4, 2)
+    parts = [compressed_timestep(whole, run) for run in runs(layout)]
+    full = whole.expand().expand(2, 30, 8)
+    assert torch.equal(together(layout, [part.expand().expand(2, n, 8) for part, n in zip(parts, layout.counts, strict=True)]), full)
+    wanted = whole.expand_for_computation(table, 2, slice(1, 3))
+    for number, expected in enumerate(wanted):
+        values = [part.expand_for_computation(table, 2, slice(1, 3))[number] for part in parts]
+        values = [value.expand(2, n, 2) for value, n in zip(values, layout.counts, strict=True)]
+        assert torch.equal(together(layout, values), expected.expand(2, 30, 2))
+    assert all(isinstance(part, Compressed) for part in parts)  # the model asks for its own class
+
+
+def test_per_frame_rows_stay_per_frame() -> None:
+    """Expanded before the cut they would hold every token's modulation for the whole forward."""
+    whole = STATES["per frame"]()
+    for run in runs(FlatLayout(30, 4)):
+        assert compressed_timestep(whole, run).data.size(1) == 5
+
+
+def test_frames_that_are_not_the_sequence() -> None:
+    [run, *_] = runs(FlatLayout(31, 4))
+    with pytest.raises(SPError, match="5 frames of 6 tokens do not make the 31 tokens"):
+        compressed_timestep(STATES["per frame"](), run)
+
+
+def test_plain_timesteps_of_an_av_model() -> None:
+    [run, _] = runs(FlatLayout(6, 2))
+    value = torch.randn(1, 6, 4)
+    assert torch.equal(compressed_timestep(value, run), value[:, :3])
+    assert compressed_timestep(None, run) is None
+
+
+def test_one_object_is_cut_once_a_forward() -> None:
+    run, rule, value = Run(1, 2), by_token(1), torch.randn(1, 6, 2)
+    run.start(FlatLayout(6, 2))
+    assert run.cut(value, rule) is run.cut(value, rule)
+    assert run.cut(value.clone(), rule) is not run.cut(value, rule)
+
+
+def test_too_few_tokens_to_share() -> None:
+    run = Run(0, 4)
+    run.start(FlatLayout(3, 4))
+    assert run.decided
+    assert not run.started
+    assert run.describe() == "not split"
+    run.check()

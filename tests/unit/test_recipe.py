@@ -1,0 +1,93 @@
+"""The replayed graph: which nodes it has, and when two of them are the same model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sp_core.errors import SPError
+from sp_core.host.recipe import Recipe, is_link, trace, union
+
+LOADER = {"class_type": "UNETLoader", "inputs": {"unet_name": "a.safetensors", "weight_dtype": "default"}}
+
+
+def lora(source: list[Any], strength: float) -> dict[str, Any]:
+    return {"class_type": "LoraLoaderModelOnly", "inputs": {"model": source, "lora_name": "l.safetensors", "strength_model": strength}}
+
+
+def made(graph: dict[str, Any], link: Any) -> Recipe:
+    return trace(graph.__getitem__, link)
+
+
+def test_only_the_ancestors() -> None:
+    graph = {"1": LOADER, "2": lora(["1", 0], 1.0), "3": {"class_type": "KSampler", "inputs": {"model": ["2", 0], "seed": 4}}}
+    recipe = made(graph, ["2", 0])
+    assert sorted(node["class_type"] for node in recipe.graph.values()) == ["LoraLoaderModelOnly", "UNETLoader"]
+    assert recipe.graph[recipe.node]["inputs"]["model"][0] in recipe.graph
+    assert sorted(recipe.origin.values()) == ["LoraLoaderModelOnly (node 2)", "UNETLoader (node 1)"]
+    json.dumps(recipe.graph)
+
+
+def test_a_seed_behind_it_changes_nothing() -> None:
+    one = {"1": LOADER, "9": {"class_type": "KSampler", "inputs": {"model": ["1", 0], "seed": 4}}}
+    other = {"1": LOADER, "9": {"class_type": "KSampler", "inputs": {"model": ["1", 0], "seed": 5}}}
+    assert made(one, ["1", 0]) == made(other, ["1", 0])
+
+
+def test_names_of_nodes_do_not_matter() -> None:
+    one = made({"1": LOADER, "2": lora(["1", 0], 0.5)}, ["2", 0])
+    other = made({"sub:7": LOADER, "x": lora(["sub:7", 0], 0.5)}, ["x", 0])
+    assert one.key == other.key
+    assert one.graph == other.graph
+
+
+def test_order_of_inputs_does_not_matter() -> None:
+    turned = {"class_type": "UNETLoader", "inputs": dict(reversed(LOADER["inputs"].items()))}  # type: ignore[attr-defined]
+    assert made({"1": LOADER}, ["1", 0]).key == made({"1": turned}, ["1", 0]).key
+
+
+def test_a_changed_strength_renames_that_node_and_those_behind_it() -> None:
+    def chain(strength: float) -> Recipe:
+        return made({"1": LOADER, "2": lora(["1", 0], strength), "3": lora(["2", 0], 1.0)}, ["3", 0])
+
+    weak, strong = chain(0.5), chain(0.6)
+    assert weak.key != strong.key
+    shared = weak.graph.keys() & strong.graph.keys()
+    assert [weak.graph[name]["class_type"] for name in shared] == ["UNETLoader"]
+
+
+def test_outputs_of_one_node_are_different_models() -> None:
+    graph = {"1": {"class_type": "CheckpointPair", "inputs": {}}}
+    assert made(graph, ["1", 0]).key != made(graph, ["1", 1]).key
+
+
+def test_two_loaders_of_one_file_are_one_node() -> None:
+    graph = {"1": LOADER, "2": dict(LOADER), "3": {"class_type": "ModelMergeSimple", "inputs": {"model1": ["1", 0], "model2": ["2", 0]}}}
+    recipe = made(graph, ["3", 0])
+    assert len(recipe.graph) == 2
+    inputs = recipe.graph[recipe.node]["inputs"]
+    assert inputs["model1"] == inputs["model2"]
+
+
+def test_union_shares_what_is_equal() -> None:
+    weak = made({"1": LOADER, "2": lora(["1", 0], 0.5)}, ["2", 0])
+    strong = made({"1": LOADER, "2": lora(["1", 0], 0.6)}, ["2", 0])
+    assert len(union([weak, strong])) == 3
+    assert union([]) == {}
+
+
+@pytest.mark.parametrize("value", [["1", 0], ["sub:1", 2], ["1", 1.0]])
+def test_links(value: Any) -> None:
+    assert is_link(value)
+
+
+@pytest.mark.parametrize("value", ["1", None, [], ["1"], [1, 0], ["1", "0"], ["1", 0, 2], ("1", 0), {"1": 0}])
+def test_values_that_are_no_links(value: Any) -> None:
+    assert not is_link(value)
+
+
+def test_a_model_that_came_over_no_wire() -> None:
+    with pytest.raises(SPError, match="has to be a wire"):
+        made({}, None)
