@@ -30,7 +30,7 @@ def reference() -> dict[str, Tensor]:
     return load_file(FIXTURE)
 
 
-def load(comfyui: str, path: Path = FIXTURE) -> Any:
+def load(comfyui: str, path: Path = FIXTURE, **model_options: Any) -> Any:
     """A ModelPatcher, as UNETLoader makes it."""
     enter_host(comfyui)
     import comfy.sd
@@ -38,7 +38,7 @@ def load(comfyui: str, path: Path = FIXTURE) -> Any:
     from sp_core.models.registration import register_models
 
     assert register_models()
-    return comfy.sd.load_diffusion_model(str(path))
+    return comfy.sd.load_diffusion_model(str(path), model_options)
 
 
 def inputs(case: str) -> dict[str, Any]:
