@@ -1,5 +1,6 @@
 """Attention over ranks: Ulysses, ring, their product, and partial results merged by log-sum-exp."""
 
+from .joint import joint_attention
 from .local import AttentionWithLse, attention_with_lse, merge
 from .masks import to_rank_order
 from .partial import exchanged_cross_attention, partial_cross_attention
@@ -11,6 +12,7 @@ __all__ = [
     "AttentionWithLse",
     "attention_with_lse",
     "exchanged_cross_attention",
+    "joint_attention",
     "merge",
     "parallel_attention",
     "partial_cross_attention",

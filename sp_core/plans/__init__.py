@@ -5,13 +5,18 @@ from __future__ import annotations
 from torch import nn
 
 from .engine import Engine
+from .hunyuan import HUNYUAN_VIDEO
 from .longcat import LONGCAT_VIDEO
 from .ltx import LTXAV, LTXV
-from .plan import Attention, NoPlan, SequencePlan, Site
+from .minimax import MINIMAX_H3
+from .plan import Attention, Blocks, NoPlan, SequencePlan, Site
 from .run import Escaped
 from .wan import WAN
+from .wan_family import WAN_FAMILY
 
-PLANS: dict[str, SequencePlan] = {plan.architecture: plan for plan in (WAN, LTXV, LTXAV, LONGCAT_VIDEO)}
+PLANS: dict[str, SequencePlan] = {
+    plan.architecture: plan for plan in (WAN, *WAN_FAMILY, HUNYUAN_VIDEO, MINIMAX_H3, LTXV, LTXAV, LONGCAT_VIDEO)
+}
 
 
 def plan_named(architecture: str) -> SequencePlan:
@@ -30,4 +35,4 @@ def plan_for(model: nn.Module) -> SequencePlan:
     return plan_named(type(model).__name__)
 
 
-__all__ = ["PLANS", "Attention", "Engine", "Escaped", "NoPlan", "SequencePlan", "Site", "plan_for", "plan_named"]
+__all__ = ["PLANS", "Attention", "Blocks", "Engine", "Escaped", "NoPlan", "SequencePlan", "Site", "plan_for", "plan_named"]

@@ -1,17 +1,19 @@
-"""Rules that cut one argument down to this rank's tokens."""
+"""Rules that cut one argument down to this rank's tokens, and one that puts outputs together."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..comm import Transport
 from ..errors import SPError
 from ..layout import TileLayout
 
 if TYPE_CHECKING:
-    from .plan import Cut
+    from .plan import Cut, Gather
     from .run import Run
 
 
@@ -114,3 +116,78 @@ def _frame_indexed(base: type) -> type:
             return tuple(rows.index_select(1, self.frames) for rows in super().expand_for_computation(*args, **kwargs))
 
     return FrameIndexedTimestep
+
+
+# -- whole tokens (text) before the stream's ------------------------------------------------
+
+
+def joint_by_token(dim: int = 1) -> Cut:
+    """One entry a token along ``dim``, those of the whole tokens first; they stay."""
+
+    def cut(value: Any, run: Run) -> Any:
+        text, own = value.tensor_split((run.whole_tokens,), dim)
+        return torch.cat([text, run.shard(own, dim)], dim)
+
+    return cut
+
+
+# -- segments: (start, stop or None, row of a table) ------------------------------------------
+
+Segment = tuple[int, "int | None", int]
+
+
+def segments(value: Sequence[Segment], run: Run) -> list[Segment]:
+    """Segments that cover the stream's tokens in order, as those of this rank's tokens."""
+    return _runs(run.shard(_rows(value, run.layout.tokens), 0))
+
+
+def joint_segments(value: Sequence[Segment], run: Run) -> list[Segment]:
+    """The same where they count the whole tokens too, which stand first."""
+    rows = _rows(value, run.whole_tokens + run.layout.tokens)
+    return _runs(joint_by_token(0)(rows, run))
+
+
+def _rows(value: Sequence[Segment], tokens: int) -> Tensor:
+    """Row of each token, int64 (T,)."""
+    rows = torch.full((tokens,), -1)
+    for start, stop, row in value:
+        rows[start:stop] = row
+    return rows
+
+
+def _runs(rows_t: Tensor) -> list[Segment]:
+    rows, counts = rows_t.unique_consecutive(return_counts=True)
+    stops = counts.cumsum(0)
+    found = zip((stops - counts).tolist(), stops.tolist(), rows.tolist(), strict=True)
+    return [(start, stop, row) for start, stop, row in found if row >= 0]
+
+
+def segment(value: Segment, run: Run) -> Segment:
+    """This rank's part of one segment, in its own numbering; it may be empty."""
+    start, stop, row = value
+    own = _own_range(run, run.rank)
+    # an empty part lies at the end of the rank's tokens: any place without tokens will do
+    lower, upper = (min(max(edge, own.start), own.stop) - own.start for edge in (start, own.stop if stop is None else stop))
+    return lower, upper, row
+
+
+def gather_segments(*names: str) -> Gather:
+    """Of a site that returns one (n, C) tensor for each of these segment arguments: all ranks' rows of each."""
+
+    def gather(outputs: tuple[Tensor, ...], arguments: Mapping[str, Any], run: Run, transport: Transport) -> Any:
+        whole = []
+        for rows_nC, name in zip(outputs, names, strict=True):
+            start, stop, _ = arguments[name]
+            ranges = [_own_range(run, rank) for rank in range(run.world_size)]
+            counts = [max(0, min(stop, own.stop) - max(start, own.start)) for own in ranges]
+            whole.append(transport.all_gather_tokens(rows_nC[None].contiguous(), counts)[0])
+        return tuple(whole)
+
+    return gather
+
+
+def _own_range(run: Run, rank: int) -> slice:
+    indices = run.layout.indices(rank)
+    if not isinstance(indices, slice):
+        raise SPError("Tokens that lie in segments can only be shared flat; leave the layout of SP Model Patch at auto or flat")
+    return indices

@@ -4,50 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..attention.parallel import SequenceGroup
 from ..comm import Transport
 from ..errors import SPError
 from ..layout import FlatLayout, SequenceLayout
+from .arguments import Arguments, parameter_names
 from .override import HeldMask, mark
-from .plan import Attention, Cut, SequencePlan, Site
+from .plan import Attention, Blocks, Cut, SequencePlan, Site
 from .run import Escaped, Run
 
 #: (block, blocks in all): called before each block; may raise to stop the forward
 EnterBlock = Callable[[int, int], None]
-
-
-class Arguments:
-    """A call's arguments by parameter name, changed in place of their position."""
-
-    def __init__(self, names: list[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._names, self.args, self.kwargs = names, list(args), dict(kwargs)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        if name in self.kwargs:
-            return self.kwargs[name]
-        at = self._names.index(name) if name in self._names else len(self.args)
-        return self.args[at] if at < len(self.args) else default
-
-    def set(self, name: str, value: Any) -> None:
-        at = self._names.index(name) if name in self._names else len(self.args)
-        if name not in self.kwargs and at < len(self.args):
-            self.args[at] = value
-        else:
-            self.kwargs[name] = value
-
-    def by_name(self) -> dict[str, Any]:
-        return {**dict(zip(self._names, self.args, strict=False)), **self.kwargs}
-
-
-@functools.lru_cache(maxsize=256)
-def _parameter_names(function: Callable[..., Any]) -> list[str]:
-    return [name for name in inspect.signature(function).parameters if name != "self"]
+Hooked = tuple[tuple, dict[str, Any]] | None
 
 
 class Engine:
@@ -56,7 +30,7 @@ class Engine:
     Args:
         sequence: the ranks' transports; a bare transport means Ulysses over all of its ranks.
         layout: "auto" leaves it to the plan; "flat" and "tiles" are the user's word.
-        model_input: the forward's ``x``, whose shape tells a plan the token grid.
+        inputs: the forward's arguments by name; the shape of its ``x`` tells a plan the token grid.
     """
 
     def __init__(
@@ -66,80 +40,112 @@ class Engine:
         enter_block: EnterBlock | None = None,
         *,
         layout: str = "auto",
-        model_input: Any = None,
+        inputs: Mapping[str, Any] | None = None,
     ) -> None:
         self.plan = plan
         self.sequence = SequenceGroup.flat(sequence) if isinstance(sequence, Transport) else sequence
         self._enter_block = enter_block or (lambda block, blocks: None)
-        self._wanted, self._input = layout, model_input
+        self._wanted, self._inputs = layout, inputs or {}
 
     @contextlib.contextmanager
     def installed(self, model: nn.Module) -> Iterator[Run]:
         """Hooks are in ``model`` inside this context; nothing of them is left after it."""
         run = Run(self.sequence.rank, self.sequence.world_size)
+        modules = [(blocks, block) for blocks in self.plan.blocks for block in blocks.of(model)]
         with contextlib.ExitStack() as undo:
-            blocks = self.plan.blocks_of(model)
-            for index, block in enumerate(blocks):
-                self._hook_block(model, block, index, len(blocks), run, undo)
+            for index, (blocks, block) in enumerate(modules):
+                self._hook_block(model, blocks, block, index, len(modules), run, undo)
             for site in self.plan.sites:
                 self._hook_site(model, site, run, undo)
             yield run
 
+    def adapted(self, options: dict[str, Any], run: Run) -> dict[str, Any]:
+        """Transformer options whose patches between blocks see the whole sequence: its tokens are gathered for them."""
+        patches = options.get("patches") or {}
+        whole = {kind: [self._whole(patch, run) for patch in patches[kind]] for kind in self.plan.between if kind in patches}
+        return {**options, "patches": {**patches, **whole}} if whole else options
+
+    def _whole(self, patch: Callable[[dict[str, Any]], dict[str, Any]], run: Run) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        def between(args: dict[str, Any]) -> dict[str, Any]:
+            if not run.split:
+                return patch(args)
+            out = patch({**args, "img": self._all_tokens(args["img"], run)})
+            return {**out, "img": run.shard(out["img"])}
+
+        return between
+
     # -- blocks ----------------------------------------------------------------------
 
-    def _hook_block(self, model: nn.Module, block: nn.Module, index: int, blocks: int, run: Run, undo: contextlib.ExitStack) -> None:
+    def _hook_block(
+        self, model: nn.Module, blocks: Blocks, block: nn.Module, index: int, count: int, run: Run, undo: contextlib.ExitStack
+    ) -> None:
         plan = self.plan
-        names = _parameter_names(type(block).forward)
+        names = parameter_names(type(block).forward)
 
-        def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-            self._enter_block(index, blocks)
+        def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Hooked:
+            self._enter_block(index, count)
             call = Arguments(names, args, kwargs)
-            stream = call.get(plan.stream)
-            tokens = stream if plan.stream_item is None else stream[plan.stream_item]
+            stream = call.get(blocks.stream)
+            tokens = stream if blocks.stream_item is None else stream[blocks.stream_item]
             first = not run.decided
             if first:
-                run.start(self._layout(model, call, tokens))
-            if not run.started:
+                run.start(self._layout(model, call, tokens.size(blocks.dim)))
+            if not run.split:
                 return None
-            tokens = run.layout.shard(tokens, run.rank, 1) if first else run.local_stream(tokens)
-            if plan.stream_item is not None:
-                tokens = type(stream)(tokens if i == plan.stream_item else x for i, x in enumerate(stream))
-            call.set(plan.stream, tokens)
-            self._cut(call, plan.cuts, run)
+            if blocks.whole is not None:
+                run.whole_tokens = call.get(blocks.whole).size(1)
+            if first or (blocks.enters and tokens.size(blocks.dim) == run.layout.tokens):
+                tokens = run.shard(tokens, blocks.dim)
+            else:
+                run.expect_local(tokens, blocks.dim, run.whole_tokens if blocks.joined else 0)
+            if blocks.stream_item is not None:
+                tokens = type(stream)(tokens if i == blocks.stream_item else x for i, x in enumerate(stream))
+            call.set(blocks.stream, tokens)
+            self._cut(call, blocks.cuts, run)
             run.attended = 0
             return tuple(call.args), call.kwargs
 
-        def after(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-            if not run.started:
-                return
+        def after(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+            if not run.split:
+                return None
             options = Arguments(names, args, kwargs).get("transformer_options") or {}
-            expected = any(not attention.skipped(options) for attention in plan.attentions if attention.kind == "self")
+            expected = any(not attention.skipped(options) for attention in blocks.attentions if attention.kind != "from_stream")
             if expected and not plan.idle(options) and not run.attended:
                 raise Escaped(f"Block {index}")
+            if index == count - 1 and plan.gather_early(self._inputs):
+                whole = run.whole_tokens if blocks.joined else 0
+                gathered = self._gather(output.narrow(blocks.dim, whole, output.size(blocks.dim) - whole), run)
+                return torch.cat([output.narrow(blocks.dim, 0, whole), gathered], blocks.dim)
+            return None
 
         undo.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
+        for attention in blocks.attentions:
+            where = f"{attention.module or 'attention'} of block {index}"
+            self._hook_attention(block.get_submodule(attention.module), attention, where, run, undo)
         undo.callback(block.register_forward_hook(after, with_kwargs=True).remove)
-        for attention in plan.attentions:
-            self._hook_attention(block.get_submodule(attention.module), attention, f"{attention.module} of block {index}", run, undo)
 
-    def _layout(self, model: nn.Module, call: Arguments, tokens_BTC: Tensor) -> SequenceLayout:
-        world_size, flat = self.sequence.world_size, FlatLayout(tokens_BTC.size(1), self.sequence.world_size)
-        if self._wanted == "flat":
+    def _layout(self, model: nn.Module, call: Arguments, tokens: int) -> SequenceLayout:
+        plan, world_size = self.plan, self.sequence.world_size
+        flat = FlatLayout(tokens, world_size)
+        if self._wanted == "flat" and not plan.only_tiles:
             return flat
-        arguments = {**call.by_name(), "input": self._input}
-        choose = self.plan.tiles if self._wanted == "tiles" else self.plan.choose_layout
-        if choose is None:
-            raise SPError(f"{self.plan.architecture} has no tile layout; leave the layout of SP Model Patch at auto or flat")
-        layout = choose(model, arguments, tokens_BTC, world_size)
+        arguments = {**call.by_name(), "input": self._inputs.get("x")}
+        choose = plan.tiles if self._wanted == "tiles" else plan.choose_layout
+        if choose is None or self._wanted == "flat":
+            raise SPError(
+                f"{plan.architecture} has no {self._wanted} layout; leave the layout of SP Model Patch at auto"
+                + ("" if plan.only_tiles else " or flat")
+            )
+        layout = choose(model, arguments, tokens, world_size)
         # a grid can be too small for as many tiles as ranks where its tokens are still enough for all
-        return flat if 0 in layout.counts else layout
+        return flat if 0 in layout.counts and not plan.only_tiles else layout
 
     def _hook_attention(self, module: nn.Module, attention: Attention, where: str, run: Run, undo: contextlib.ExitStack) -> None:
-        names = _parameter_names(type(module).forward)
+        names = parameter_names(type(module).forward)
         attended: list[int] = []
 
-        def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-            if not run.started:
+        def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Hooked:
+            if not run.split:
                 return None
             call = Arguments(names, args, kwargs)
             mask = call.get(attention.mask_parameter)
@@ -151,7 +157,7 @@ class Engine:
             return tuple(call.args), call.kwargs
 
         def after(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-            if not run.started:
+            if not run.split:
                 return
             options = Arguments(names, args, kwargs).get("transformer_options") or {}
             if run.attended == attended.pop() and not attention.skipped(options):
@@ -160,7 +166,7 @@ class Engine:
         undo.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
         undo.callback(module.register_forward_hook(after, with_kwargs=True).remove)
 
-    # -- behind the blocks -------------------------------------------------------------
+    # -- outside the blocks ------------------------------------------------------------
 
     def _hook_site(self, model: nn.Module, site: Site, run: Run, undo: contextlib.ExitStack) -> None:
         parent_path, _, name = site.path.rpartition(".")
@@ -172,33 +178,41 @@ class Engine:
             self._wrap_method(parent, name, target, site, run, undo)
 
     def _hook_module(self, module: nn.Module, site: Site, run: Run, undo: contextlib.ExitStack) -> None:
-        names = _parameter_names(type(module).forward)
+        names = parameter_names(type(module).forward)
+        called: list[dict[str, Any]] = []
 
-        def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-            if not run.started:
+        def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Hooked:
+            if not run.split:
                 return None
             call = Arguments(names, args, kwargs)
+            called.append(call.by_name())
             self._cut(call, site.cuts, run)
             return tuple(call.args), call.kwargs
 
-        def after(_: nn.Module, args: tuple, output: Tensor) -> Tensor:
-            return self._gather(output, run) if run.started else output
+        def after(_: nn.Module, args: tuple, output: Any) -> Any:
+            if not run.split:
+                return output
+            arguments = called.pop()
+            if callable(site.gather):
+                output = site.gather(output, arguments, run, self.sequence.whole)
+                run.gathered = True
+                return output
+            return self._gather(output, run) if site.gather else output
 
         undo.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-        if site.gather:
-            undo.callback(module.register_forward_hook(after).remove)
+        undo.callback(module.register_forward_hook(after).remove)
 
     def _wrap_method(
         self, owner: nn.Module, name: str, method: Callable[..., Any], site: Site, run: Run, undo: contextlib.ExitStack
     ) -> None:
         if site.gather:
             raise SPError(f"the plan of {self.plan.architecture} gathers at {site.path}, which is not a module")
-        names = _parameter_names(getattr(type(owner), name))
+        names = parameter_names(getattr(type(owner), name))
         had = owner.__dict__.get(name)
 
         @functools.wraps(method)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if not run.started:
+            if not run.split:
                 return method(*args, **kwargs)
             call = Arguments(names, args, kwargs)
             self._cut(call, site.cuts, run)
@@ -221,6 +235,10 @@ class Engine:
                 raise SPError(f"{self.plan.architecture}: '{name}' does not fit the {run.layout.tokens} tokens: {error}") from error
 
     def _gather(self, output_BtC: Tensor, run: Run) -> Tensor:
-        gathered = self.sequence.whole.all_gather_tokens(output_BtC.contiguous(), run.layout.counts)
+        gathered = self._all_tokens(output_BtC, run)
         run.gathered = True
-        return run.layout.restore(gathered, 1)
+        return gathered
+
+    def _all_tokens(self, tokens_BtC: Tensor, run: Run) -> Tensor:
+        run.expect_local(tokens_BtC)
+        return run.layout.restore(self.sequence.whole.all_gather_tokens(tokens_BtC.contiguous(), run.layout.counts), 1)

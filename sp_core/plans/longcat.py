@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from ..layout import SequenceLayout, TileLayout, choose_split
 from .cuts import by_frame, by_token
-from .plan import Attention, SequencePlan, Site
+from .plan import Attention, Blocks, SequencePlan, Site
 from .run import Run
 
 
-def _tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: Tensor, world_size: int) -> SequenceLayout:
+def _tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_size: int) -> SequenceLayout:
     frames, height, width = arguments["transformer_options"]["grid_sizes"]
     return TileLayout((frames, height, width), choose_split(height, width, world_size))
 
@@ -35,13 +35,12 @@ def _attend_in_frames(module: nn.Module) -> Callable[..., Tensor]:
     return module.attend_in_frames  # type: ignore[return-value]
 
 
+_ATTENTION = Attention("attn", mask_parameter="conditioning", mask_attention=_attend_in_frames)
+
 LONGCAT_VIDEO = SequencePlan(
     architecture="LongCatVideoModel",
-    blocks="blocks",
-    stream="x",
     # e: (B, 1 or F, E); freqs: (1, T, 1, D / 2, 2, 2)
-    cuts={"e": by_frame(1), "freqs": by_token(1), "conditioning": _for_rank},
-    attentions=(Attention("attn", mask_parameter="conditioning", mask_attention=_attend_in_frames),),
+    blocks=(Blocks("blocks", "x", (_ATTENTION,), {"e": by_frame(1), "freqs": by_token(1), "conditioning": _for_rank}),),
     # LayerNorm, modulation and the projection to 64 channels
     sites=(Site("final_layer", {"e": by_frame(1)}, gather=True),),
     choose_layout=_tiles,

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .cuts import by_token, compressed_timestep, item, rope_pair
-from .plan import Attention, SequencePlan, Site, input_tiles
+from .plan import Attention, Blocks, SequencePlan, Site, input_tiles
 
 
 def _guide_attention(module: nn.Module) -> Callable[..., Tensor]:
@@ -34,28 +34,23 @@ _SELF = Attention("attn1", skipped=_stg, mask_attention=_guide_attention, mask_i
 
 LTXV = SequencePlan(
     architecture="LTXVModel",
-    blocks="transformer_blocks",
-    stream="x",
     # timestep: (B, 1 or T, 6 C); pe: (table (B, T, H, D / 2, 2, 2), flag)
-    cuts={"timestep": by_token(1), "pe": rope_pair()},
-    attentions=(_SELF,),
+    blocks=(Blocks("transformer_blocks", "x", (_SELF,), {"timestep": by_token(1), "pe": rope_pair()}),),
     sites=(Site("_process_output", {"embedded_timestep": by_token(1)}), Site("proj_out", gather=True)),
     tiles=input_tiles,
 )
 
+_AV_CUTS = {
+    "v_timestep": compressed_timestep,
+    "v_pe": rope_pair(),
+    "v_cross_pe": rope_pair(),
+    "v_cross_scale_shift_timestep": compressed_timestep,
+    "v_cross_gate_timestep": compressed_timestep,
+}
+
 LTXAV = SequencePlan(
     architecture="LTXAVModel",
-    blocks="transformer_blocks",
-    stream="x",
-    stream_item=0,
-    cuts={
-        "v_timestep": compressed_timestep,
-        "v_pe": rope_pair(),
-        "v_cross_pe": rope_pair(),
-        "v_cross_scale_shift_timestep": compressed_timestep,
-        "v_cross_gate_timestep": compressed_timestep,
-    },
-    attentions=(_SELF, Attention("video_to_audio_attn", kind="from_stream")),
+    blocks=(Blocks("transformer_blocks", "x", (_SELF, Attention("video_to_audio_attn", "from_stream")), _AV_CUTS, stream_item=0),),
     sites=(Site("_process_output", {"embedded_timestep": item(0, compressed_timestep)}), Site("proj_out", gather=True)),
     tiles=input_tiles,
     idle=_no_video,

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..attention.joint import joint_attention
 from ..attention.parallel import SequenceGroup
 from ..attention.partial import exchanged_cross_attention, partial_cross_attention
 from ..errors import SPError
@@ -58,12 +60,13 @@ class ExchangedAttention:
 
     def container_function(self, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Newer hosts hand tensors over in single-owner containers and look for this name."""
-        kwargs.pop("_inside_attn_wrapper", None)
         function = kwargs.pop("function", None) or _host_attention()
         return self(function, q.take(), k.take(), v.take(), *args, **kwargs)
 
     def _exchanged(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, local: Callable[..., Tensor]) -> Tensor:
         counts = self.run.layout.counts
+        if self.kind == "joint":
+            return self._joint(q, k, v, mask, local)
         if self.kind == "from_stream":
             if self.users is None:
                 return partial_cross_attention(q, k, v, self.sequence.whole, counts, mask=self._ordered(mask), scale=scale)
@@ -91,6 +94,18 @@ class ExchangedAttention:
             return self.sequence.attention(q, k, v, counts, attend)
         return self.sequence.attention(q, k, v, counts, local, mask=self._ordered(mask), scale=scale)
 
+    def _joint(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, local: Callable[..., Tensor]) -> Tensor:
+        """q, k and v are whole tokens, then this rank's: (B, N + t, H, D)."""
+        if self.sequence.ring is not None:
+            raise SPError(
+                "Ring attention cannot serve this model: its text takes part in the attention and would come out different on each rank "
+                "of the ring. Leave ring at 0 (automatic) or 1 in SP Model Patch"
+            )
+        n = self.run.whole_tokens
+        own, whole = (q[:, n:], k[:, n:], v[:, n:]), (q[:, :n], k[:, :n], v[:, :n])
+        out, out_whole = joint_attention(own, whole, self.sequence.whole, self.run.layout.counts, local, mask=self._ordered(mask))
+        return torch.cat([out_whole, out], dim=1)
+
     def _local(self, function: Callable[..., Tensor], kwargs: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
         """Attention of this rank's heads over all tokens, by whoever is in charge of attention."""
         heads = q.size(2)
@@ -107,9 +122,10 @@ class ExchangedAttention:
         order = self.run.layout.order() if mask is not None else None
         if mask is None or order is None:
             return mask
-        order = order.to(mask.device)
-        for dim in (-1, -2) if self.kind == "self" else (-1,):
-            if mask.size(dim) == self.run.layout.tokens:
+        whole = self.run.whole_tokens if self.kind == "joint" else 0
+        order = torch.cat([torch.arange(whole), order + whole]).to(mask.device)
+        for dim in (-1,) if self.kind == "from_stream" else (-1, -2):
+            if mask.size(dim) == order.numel():
                 mask = mask.index_select(dim, order)
         return mask
 

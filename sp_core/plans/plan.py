@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from ..comm import Transport
 from ..errors import SPError
 from ..layout import FlatLayout, SequenceLayout, TileLayout, choose_split
 
@@ -21,15 +22,17 @@ if TYPE_CHECKING:
 
 #: (value of an argument, the forward's run) -> the part of it that belongs to this rank's tokens
 Cut = Callable[[Any, "Run"], Any]
-#: (model, block arguments by name and the forward's x as "input", tokens (B, T, C), world_size) -> layout
-ChooseLayout = Callable[[nn.Module, Mapping[str, Any], Tensor, int], SequenceLayout]
+#: (model, block arguments by name and the forward's x as "input", tokens, world_size) -> layout
+ChooseLayout = Callable[[nn.Module, Mapping[str, Any], int, int], SequenceLayout]
+#: (output of a site, the site's arguments as they were before the cut, run, transport of all ranks) -> whole output
+Gather = Callable[[Any, Mapping[str, Any], "Run", Transport], Any]
 
 
-def flat_layout(model: nn.Module, arguments: Mapping[str, Any], tokens: Tensor, world_size: int) -> SequenceLayout:
-    return FlatLayout(tokens.size(1), world_size)
+def flat_layout(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_size: int) -> SequenceLayout:
+    return FlatLayout(tokens, world_size)
 
 
-def input_tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: Tensor, world_size: int) -> SequenceLayout:
+def input_tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_size: int) -> SequenceLayout:
     """Tiles of a model whose tokens are the places of its latent input, one each.
 
     Raises:
@@ -37,9 +40,9 @@ def input_tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: Tensor, 
     """
     x = arguments["input"]
     frames, height, width = (x[0] if isinstance(x, (list, tuple)) else x).shape[2:]
-    if frames * height * width != tokens.size(1):
+    if frames * height * width != tokens:
         raise SPError(
-            f"The {tokens.size(1)} tokens are not the {frames} x {height} x {width} places of the latent, so they cannot be tiled; "
+            f"The {tokens} tokens are not the {frames} x {height} x {width} places of the latent, so they cannot be tiled; "
             "leave the layout of SP Model Patch at auto or flat"
         )
     return TileLayout((frames, height, width), choose_split(height, width, world_size))
@@ -47,14 +50,15 @@ def input_tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: Tensor, 
 
 @dataclass(frozen=True)
 class Attention:
-    """An attention module of a block that needs other ranks' tokens.
+    """An attention of a block that needs other ranks' tokens: a module, or "" for the block itself.
 
     ``self``: q, k and v are this rank's tokens. ``from_stream``: q is whole on every rank,
-    k and v are this rank's tokens (video-to-audio). Attentions whose keys are replicated
+    k and v are this rank's tokens (video-to-audio). ``joint``: q, k and v begin with tokens that
+    are whole on every rank (text), then come this rank's. Attentions whose keys are replicated
     (text, audio) need nothing and are not named.
     """
 
-    module: str
+    module: str = ""
     kind: str = "self"
     #: true when the module will not attend at all in this call, given its transformer options
     skipped: Callable[[Mapping[str, Any]], bool] = lambda options: False
@@ -67,12 +71,40 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """A list of blocks that tokens pass. A model may have several: double and single blocks, control blocks."""
+
+    path: str
+    #: block parameter that holds the tokens, (B, T, C), and its place if that is a tuple
+    stream: str
+    attentions: tuple[Attention, ...]
+    #: other block parameters that have something for each token
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    stream_item: int | None = None
+    #: axis of the tokens in the stream
+    dim: int = 1
+    #: block parameter with tokens that stay whole (text), (B, N, C); in attention they stand before the stream's
+    whole: str | None = None
+    #: the stream begins with those whole tokens
+    joined: bool = False
+    #: the stream is one of its own, beside the main one: it comes in whole whenever it is new
+    enters: bool = False
+
+    def of(self, model: nn.Module) -> list[nn.Module]:
+        return list(model.get_submodule(self.path))  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
 class Site:
-    """A module or method behind the blocks: arguments to cut, and whether its output is gathered."""
+    """A module or method outside the blocks: arguments to cut, and whether or how its output is gathered."""
 
     path: str
     cuts: Mapping[str, Cut] = field(default_factory=dict)
-    gather: bool = False
+    gather: bool | Gather = False
+
+
+def _never(options: Mapping[str, Any]) -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -81,20 +113,22 @@ class SequencePlan:
 
     #: class name in the host
     architecture: str
-    #: the list of blocks that all tokens pass
-    blocks: str
-    #: block parameter that holds the tokens, (B, T, C), and its place if that is a tuple
-    stream: str
-    attentions: tuple[Attention, ...]
-    #: other block parameters that have something for each token
-    cuts: Mapping[str, Cut]
+    #: the first block that is called splits the sequence
+    blocks: tuple[Blocks, ...]
     sites: tuple[Site, ...]
-    stream_item: int | None = None
     choose_layout: ChooseLayout = flat_layout
     #: the tile layout, for users who ask for it
     tiles: ChooseLayout | None = None
+    #: every rank must hold equally much of every frame, so only tiles will do
+    only_tiles: bool = False
+    #: given the forward's arguments: gather behind the last block already, as what follows takes whole tokens
+    gather_early: Callable[[Mapping[str, Any]], bool] = _never
+    #: lists of ``transformer_options["patches"]`` that the model calls between blocks with the stream as "img"
+    between: tuple[str, ...] = ()
     #: true when no block touches the stream in this forward, given its transformer options
-    idle: Callable[[Mapping[str, Any]], bool] = lambda options: False
+    idle: Callable[[Mapping[str, Any]], bool] = _never
+    #: arguments that need another form to travel to the workers
+    travels: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     #: method that computes on the workers
     forward: str = "_forward"
     #: methods that the host calls outside the forward and that need weights
@@ -103,7 +137,12 @@ class SequencePlan:
     after_run: str | None = None
 
     def blocks_of(self, model: nn.Module) -> list[nn.Module]:
-        return list(model.get_submodule(self.blocks))  # type: ignore[call-overload]
+        """All blocks, list after list."""
+        return [block for blocks in self.blocks for block in blocks.of(model)]
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        return tuple(attention for blocks in self.blocks for attention in blocks.attentions)
 
 
 class NoPlan(SPError):

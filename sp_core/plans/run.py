@@ -31,6 +31,8 @@ class Run:
         self.decided = False
         self.gathered = False
         self.attended = 0
+        #: tokens that are whole on every rank and stand before the rank's own in joint attention
+        self.whole_tokens = 0
         # keyed by identity; the value is kept alive so that its id stays its own
         self._cut: dict[tuple[int, int], tuple[Any, Any]] = {}
 
@@ -44,6 +46,11 @@ class Run:
         """The sequence is split. False before the first block, and for good when there are too few tokens to share."""
         return self._layout is not None
 
+    @property
+    def split(self) -> bool:
+        """The model computes on this rank's tokens at this moment."""
+        return self.started and not self.gathered
+
     def start(self, layout: SequenceLayout) -> None:
         if layout.world_size != self.world_size:
             raise SPError(f"a layout for {layout.world_size} ranks was made for a world of {self.world_size}")
@@ -52,12 +59,16 @@ class Run:
         if 0 not in layout.counts:
             self._layout = layout
 
-    def local_stream(self, tokens: Tensor) -> Tensor:
-        """The tokens that a later block was given: local already."""
+    def shard(self, tokens: Tensor, dim: int = 1) -> Tensor:
+        """This rank's tokens."""
+        return self.layout.shard(tokens, self.rank, dim)
+
+    def expect_local(self, tokens: Tensor, dim: int = 1, whole: int = 0) -> Tensor:
+        """The tokens that a later block was given: local already, behind ``whole`` replicated ones."""
         count = self.layout.counts[self.rank]
-        if tokens.size(1) != count:
+        if tokens.size(dim) != whole + count:
             raise SPError(
-                f"rank {self.rank} owns {count} of {self.layout.tokens} tokens but a block was given {tokens.size(1)}; "
+                f"rank {self.rank} owns {count} of {self.layout.tokens} tokens but a block was given {tokens.size(dim) - whole}; "
                 "a patch between the blocks changed the sequence"
             )
         return tokens

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from ..plans import Attention, SequencePlan, Site
+from ..plans import Attention, Blocks, SequencePlan, Site
 from ..plans.cuts import by_token
 
 REFERENCE = SequencePlan(
     architecture="AudioVideoDiT",
-    blocks="blocks",
-    stream="video",
-    cuts={"video_time": by_token(1), "video_rope": by_token(1)},
-    attentions=(Attention("video_self"), Attention("video_to_audio", kind="from_stream")),
+    blocks=(
+        Blocks(
+            "blocks",
+            "video",
+            (Attention("video_self"), Attention("video_to_audio", "from_stream")),
+            {"video_time": by_token(1), "video_rope": by_token(1)},
+        ),
+    ),
     sites=(Site("video_head", {"time": by_token(1)}, gather=True),),
     forward="forward",
 )

@@ -1,0 +1,37 @@
+"""A call's arguments by parameter name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+class Arguments:
+    """A call's arguments by parameter name, changed in place of their position."""
+
+    def __init__(self, names: list[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._names, self.args, self.kwargs = names, list(args), dict(kwargs)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name in self.kwargs:
+            return self.kwargs[name]
+        at = self._names.index(name) if name in self._names else len(self.args)
+        return self.args[at] if at < len(self.args) else default
+
+    def set(self, name: str, value: Any) -> None:
+        at = self._names.index(name) if name in self._names else len(self.args)
+        if name not in self.kwargs and at < len(self.args):
+            self.args[at] = value
+        else:
+            self.kwargs[name] = value
+
+    def by_name(self) -> dict[str, Any]:
+        return {**dict(zip(self._names, self.args, strict=False)), **self.kwargs}
+
+
+@functools.lru_cache(maxsize=256)
+def parameter_names(function: Callable[..., Any]) -> list[str]:
+    """Names of a function's parameters, without ``self``."""
+    return [name for name in inspect.signature(function).parameters if name != "self"]
