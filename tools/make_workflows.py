@@ -151,7 +151,7 @@ def ui_format(graph: Graph, catalogue: dict[str, Any]) -> dict[str, Any]:
         "links": links,
         "groups": groups,
         "config": {},
-        "extra": {"ds": {"scale": 0.5, "offset": [560, 220]}},
+        "extra": {"ds": {"scale": 0.6, "offset": [530, 190]}},
         "version": 0.4,
     }
 

@@ -1,10 +1,9 @@
-"""What the benchmarks share: taking turns, a ComfyUI of their own, and words about the machine."""
+"""What the benchmarks share: taking turns, and a ComfyUI of their own."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,14 +26,6 @@ def turns(methods: Mapping[str, Callable[[], float]], samples: int, warm_up: int
             if number >= warm_up:
                 taken[name].append(value)
     return {name: median(values) for name, values in taken.items()}
-
-
-def machine() -> str:
-    """Cores and how busy they are: several threads of one process suffer more from a busy machine than several processes."""
-    cores = os.cpu_count() or 1
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    busy = "; busy with other work, so times are of little use" if load > 2 * cores else ""
-    return f"{cores} cores, load {load:.1f}{busy}"
 
 
 @contextlib.contextmanager

@@ -20,7 +20,8 @@ from typing import Any
 
 from ..demo.comfy_server import ComfyServer
 from ..demo.tiny import shrink
-from .measure import comfyui, machine
+from ..machine import machine
+from .measure import comfyui
 from .overhead import _PROMPT
 
 #: 11 layers of Wan's shape at 1536 channels: 2 GB in fp32

@@ -17,10 +17,11 @@ from statistics import median
 
 from ..demo.comfy_server import ComfyServer
 from ..demo.tiny import Tiny, shrink
+from ..machine import machine
 from ..pool.devices import parse_devices
 from ..reference import ReferenceConfig
 from ..reference.sample import Inputs, forward, open_pool, step_arguments
-from .measure import comfyui, machine, prompt_seconds, turns
+from .measure import comfyui, prompt_seconds, turns
 
 SAMPLES = 15
 _WARM_UP = 3

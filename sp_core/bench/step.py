@@ -20,10 +20,11 @@ import torch
 
 from ..demo.comfy_server import ComfyServer
 from ..demo.tiny import Tiny, shrink
+from ..machine import machine
 from ..pool.devices import parse_devices
 from ..reference import ReferenceConfig
 from ..reference.sample import Inputs, local, pooled, step_arguments
-from .measure import comfyui, machine, prompt_seconds, turns
+from .measure import comfyui, prompt_seconds, turns
 
 SAMPLES = 5
 #: a step's time in a prompt is the difference of prompts with these many steps

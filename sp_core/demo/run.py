@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..machine import machine
 from ..pool.devices import accelerators, parse_devices
 from .comfy_server import ComfyServer, find_comfyui, prepare_base
 from .tiny import TINY_WORKFLOWS, Tiny, shrink
@@ -50,7 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     devices = options.devices or ("auto" if count > 1 else "cpu:2")
     on_cpu = devices.startswith("cpu")
     tolerance = CPU_TOLERANCE if on_cpu else ACCELERATOR_TOLERANCE
-    parse_devices(devices, kind, count)  # a wrong string fails here, with a sentence
+    try:
+        chosen = parse_devices(devices, kind, count)
+    except ValueError as error:
+        parser.error(str(error))
+    if len(chosen) < 2:
+        parser.error(f"'{devices}' is one device, which leaves nothing to compare")
 
     host = None if options.reference else find_comfyui()
     missing = [name for name in _HOST_PACKAGES if importlib.util.find_spec(name) is None]
@@ -149,5 +155,6 @@ def table(rows: Sequence[Row], tolerance: float) -> list[str]:
         )
     lines += ["", "relative L2: difference of the sampled latents, with SP against without. ratio: above 1 SP was faster."]
     if any(row.devices.startswith("cpu") for row in rows):
-        lines.append("CPU workers share the cores that one process has to itself, so they show that the result is right, not a speed-up.")
+        lines.append("CPU workers share the cores that one process has to itself: they show that the result is right, not a speed-up.")
+    lines.append(f"machine: {machine()}")
     return lines
