@@ -44,14 +44,14 @@ def test_frames_of_their_own_time(server: ComfyServer, spoil: Spoil) -> None:
 
 
 def test_self_attention(server: ComfyServer, spoil: Spoil) -> None:
-    for checkpoint in ("tiny_wan22_5b", "tiny_ltxav"):
-        assert max(errors(server, spoil(checkpoint, "no exchange"))) > 1e-3
-        assert max(errors(server, spoil(checkpoint, "nothing"))) <= 2e-5
+    assert max(errors(server, spoil("tiny_wan22_5b", "no exchange"))) > 1e-2
+    assert max(errors(server, spoil("tiny_wan22_5b", "nothing"))) <= 2e-5
 
 
-def test_video_to_audio(server: ComfyServer, spoil: Spoil) -> None:
-    with pytest.raises(PromptFailed, match="differs from that of rank 0"):
-        errors(server, spoil("tiny_ltxav", "video to audio forgotten"))
+@pytest.mark.parametrize("how", ["no exchange", "video to audio forgotten"])
+def test_audio_that_heard_a_part_of_the_video(server: ComfyServer, spoil: Spoil, how: str) -> None:
+    with pytest.raises(PromptFailed, match="SP_VERIFY_RANKS: the output of rank 1 differs from that of rank 0"):
+        errors(server, spoil("tiny_ltxav", how))
     assert max(errors(server, spoil("tiny_ltxav", "nothing"))) <= 2e-5
 
 

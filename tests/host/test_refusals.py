@@ -159,11 +159,11 @@ def test_device_strings(server: ComfyServer, devices: str, why: str) -> None:
 
 
 def test_architectures_without_a_plan(server: ComfyServer) -> None:
-    def vace(branch: Branch) -> Link:
-        return sampled(branch, branch.patch(load(branch, "tiny_wan_vace")))
+    def picture_model(branch: Branch) -> Link:
+        return sampled(branch, branch.patch(load(branch, "tiny_sd3")))
 
-    message = failure(server, vace)
-    for word in ("VaceWanModel", "WanModel", "LTXVModel", "LTXAVModel", "Remove SP Model Patch"):
+    message = failure(server, picture_model)
+    for word in ("OpenAISignatureMMDITWrapper", "WanModel", "LTXVModel", "LTXAVModel", "Remove SP Model Patch"):
         assert word in message
 
 

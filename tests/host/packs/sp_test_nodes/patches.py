@@ -222,13 +222,17 @@ class SPTestSabotage:
 
         exchanged = vars(override).setdefault("_exchanged_call", override.ExchangedAttention.__call__)
         override.ExchangedAttention.__call__ = alone if how == "no exchange" else exchanged
+        def with_blocks(plan, **changes):
+            return replace(plan, blocks=tuple(replace(blocks, **changes) for blocks in plan.blocks))
+
+        [audio_video] = LTXAV.blocks
         plans = {
             # what a split of the tokens does that leaves per-frame modulation as it is
             "frames forgotten": replace(
-                WAN, choose_layout=flat_layout, cuts={"freqs": by_token(1)}, sites=(Site("head", gather=True),)
+                with_blocks(WAN, cuts={"freqs": by_token(1)}), choose_layout=flat_layout, sites=(Site("head", gather=True),)
             ),
-            "video to audio forgotten": replace(LTXAV, attentions=LTXAV.attentions[:1]),
-            "ranks differ": replace(LTXAV, cuts={**LTXAV.cuts, "a_timestep": by_rank}),
+            "video to audio forgotten": with_blocks(LTXAV, attentions=audio_video.attentions[:1]),
+            "ranks differ": with_blocks(LTXAV, cuts={**audio_video.cuts, "a_timestep": by_rank}),
         }
         PLANS.update({plan.architecture: plan for plan in (WAN, LTXAV, *([plans[how]] if how in plans else []))})
         return (model,)
