@@ -49,12 +49,15 @@ class PromptFailed(RuntimeError):
 class ComfyServer:
     """One ComfyUI process. Use as a context."""
 
-    def __init__(self, host: Path, base: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, host: Path, base: Path, *flags: str, environment: dict[str, str] | None = None, wrapper: tuple[str, ...] = ()
+    ) -> None:
         self.host, self.base = host, base
         self.port = _free_port()
         self.log_path = base / f"server-{self.port}.log"
         self._log = open(self.log_path, "w")  # noqa: SIM115
         command = [sys.executable, str(host / "main.py"), "--port", str(self.port), "--base-directory", str(base), "--disable-api-nodes"]
+        command = [*wrapper, *command]
         command += ["--database-url", "sqlite:///:memory:", "--dont-print-server", *flags]
         self.process = subprocess.Popen(
             command, stdout=self._log, stderr=subprocess.STDOUT, cwd=base, env={**os.environ, **(environment or {})}

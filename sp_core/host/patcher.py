@@ -28,7 +28,6 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
     """
 
     sp: RemoteModel
-    _keeps = False
 
     def clone(self, *args: Any, **kwargs: Any) -> SPModelPatcher:
         other = super().clone(*args, **kwargs)
@@ -60,16 +59,15 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
     def partially_unload(self, device_to: Any, memory_to_free: Any = 0, force_patch_weights: bool = False) -> int:
         """The host wants memory: the workers' weights leave the devices. All or nothing, so the answer is their size."""
         if self.sp.keep_loaded == "always":
-            self._keeps = True
-            return 0
+            # told less, the host would detach the model and forget it, and the unload button would not find it any more;
+            # what is really free it measures anyway
+            return int(memory_to_free)
         freed = self.loaded_size()
         self.sp.release()
         return freed
 
     def detach(self, unpatch_all: bool = True) -> Any:
-        # the host goes on to detach what did not free enough; only a bigger wish, or the unload button, comes here alone
-        keeps, self._keeps = self._keeps, False
-        if unpatch_all and not keeps:
+        if unpatch_all:
             self.sp.release()
         result = super().detach(unpatch_all)
         self.model.device = self.offload_device

@@ -24,7 +24,7 @@ def own(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
 
 
 def demand(branch: Branch, samples: Link) -> Link:
-    return branch.add("SPTestMemoryDemand", samples=samples, megabytes=64)[0]
+    return branch.add("SPTestMemoryDemand", samples=samples, megabytes=64, all=True)[0]
 
 
 def held(server: ComfyServer) -> list[int]:
@@ -38,7 +38,7 @@ def test_weights_leave_before_a_demand_and_come_back(own: ComfyServer) -> None:
     for number in range(count(4, 10)):
         for name in MODELS:
             # another seed each round, so that nothing is answered from the host's cache, then the one that is known
-            prompt, node = video(DEVICES, name, after=demand, seed=100 + number)
+            prompt, _ = video(DEVICES, name, after=demand, seed=100 + number)
             outputs = own.run(prompt)
             asked = next(output for output in outputs.values() if "during" in output)
             assert len(asked["before"]) == 2 and min(asked["before"]) > 0, "the workers held no weights after sampling"
@@ -72,12 +72,15 @@ def test_the_unload_button_frees_the_workers(own: ComfyServer, body: dict[str, b
     ("keep", "after_sampling", "after_demand"), [("auto", True, False), ("always", True, True), ("never", False, False)]
 )
 def test_keep_loaded(own: ComfyServer, keep: str, after_sampling: bool, after_demand: bool) -> None:
-    prompt, _ = video(DEVICES, keep_loaded=keep, seed=time.monotonic_ns() % 10**9)
-    own.run(prompt)
-    assert all((size > 0) == after_sampling for size in held(own))
-    # a demand that less than the whole model would meet
-    own.run({"1": {"class_type": "SPTestSmallDemand", "inputs": {"salt": time.monotonic_ns()}}})
-    assert all((size > 0) == after_demand for size in held(own))
+    def small_demand(branch: Branch, samples: Link) -> Link:
+        return branch.add("SPTestMemoryDemand", samples=samples, megabytes=1, all=False)[0]
+
+    prompt, _ = video(DEVICES, keep_loaded=keep, after=small_demand, seed=time.monotonic_ns() % 10**9)
+    asked = next(output for output in own.run(prompt).values() if "during" in output)
+    assert [size > 0 for size in asked["before"]] == [after_sampling] * 2
+    assert [size > 0 for size in asked["during"]] == [after_demand] * 2
+    own.post("/free", {"unload_models": True})
+    wait_for(lambda: held(own) == [0, 0], 20, "weights off the devices: the button is for all")
 
 
 def test_a_dropped_model_leaves_the_workers(own: ComfyServer) -> None:

@@ -17,16 +17,17 @@ class SPTestMemoryDemand:
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"samples": ("LATENT",), "megabytes": ("INT", {"default": 64})}}
+        return {"required": {"samples": ("LATENT",), "megabytes": ("INT", {"default": 64}), "all": ("BOOLEAN", {"default": True})}}
 
     RETURN_TYPES = ("LATENT",)
     OUTPUT_NODE = True
     FUNCTION = "demand"
     CATEGORY = "test"
 
-    def demand(self, samples, megabytes):
+    def demand(self, samples, megabytes, all):
         import comfy.model_management as management
         import comfy.model_patcher
+
         from sp_core.host.status import status
 
         def held():
@@ -35,13 +36,26 @@ class SPTestMemoryDemand:
         device = management.get_torch_device()
         before = held()
         # on a CPU the host never wants memory by itself
-        management.free_memory(1e30, device)
+        if all:
+            management.free_memory(1e30, device)
+        else:
+            _free_a_megabyte(management, device)
         during = held()
         module = torch.nn.Linear(1024, 256 * megabytes, bias=False)
         patcher = comfy.model_patcher.ModelPatcher(module, load_device=device, offload_device=management.unet_offload_device())
         management.load_models_gpu([patcher], memory_required=megabytes << 20)
         module(torch.ones(1, 1024, device=device))
         return {"ui": {"before": before, "during": during}, "result": (samples,)}
+
+
+def _free_a_megabyte(management, device):
+    """As if nothing were free: what is free of main memory changes by more than that from one moment to the next."""
+    measured = management.get_free_memory
+    management.get_free_memory = lambda device=None, torch_free_too=False: (0, 0) if torch_free_too else 0
+    try:
+        management.free_memory(1 << 20, device)
+    finally:
+        management.get_free_memory = measured
 
 
 class SPTestSlowInWorkers:
@@ -101,22 +115,3 @@ def _fail(kind):
         os._exit(7)
     raise ValueError("a fault that a test put there")
 
-
-class SPTestSmallDemand:
-    """Wants a megabyte more than is free."""
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"salt": ("INT", {"default": 0, "max": 1 << 62})}}
-
-    RETURN_TYPES = ()
-    OUTPUT_NODE = True
-    FUNCTION = "demand"
-    CATEGORY = "test"
-
-    def demand(self, salt):
-        import comfy.model_management as management
-
-        device = management.get_torch_device()
-        management.free_memory(management.get_free_memory(device) + (1 << 20), device)
-        return {}
