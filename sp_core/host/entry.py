@@ -76,10 +76,27 @@ def sample(model: Any, devices: str, dynprompt: Any, unique_id: str, arguments: 
     from .patcher import SPModelPatcher
     from .report import report
 
-    patched = model if isinstance(model, SPModelPatcher) else patch_model(model, devices, dynprompt, unique_id)
+    patched = model if isinstance(model, SPModelPatcher) else _patched_before(model, devices, dynprompt, unique_id)
     order = ("seed", "steps", "cfg", "sampler_name", "scheduler", "positive", "negative", "latent")
     latent = nodes.common_ksampler(patched, *(arguments[name] for name in order), denoise=arguments["denoise"])[0]
     return latent, report(patched)
+
+
+def _patched_before(model: Any, devices: str, dynprompt: Any, unique_id: str) -> Any:
+    """The MODEL that an earlier run made of this one, or a new one.
+
+    The host keeps ``model`` as long as nothing above it changed, and this with it. A new one
+    each time would leave with its run, and the workers would have to load it again.
+    """
+    from .session import session
+
+    chosen, before = parse_devices(devices, *accelerators()), session().patched
+    patched = before.get(model)
+    if patched is None or patched.sp.devices != chosen:
+        patched = patch_model(model, devices, dynprompt, unique_id)
+        if patched is not model:
+            before[model] = patched
+    return patched
 
 
 def release(what: str) -> str:

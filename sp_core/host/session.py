@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SPError
 from ..pool.coordinator import Pool
@@ -51,6 +51,8 @@ class Session:
         self._resident: set[str] = set()
         # alive exactly as long as the host keeps the MODEL: the workers' caches follow the host's
         self._models: weakref.WeakSet[RemoteModel] = weakref.WeakSet()
+        #: MODELs that SP Sampler patched itself, by the MODEL it was given: the next run finds its model in the workers
+        self.patched: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     @property
     def pool(self) -> Pool | None:
