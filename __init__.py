@@ -37,13 +37,26 @@ def _problem() -> str | None:
     """Why the nodes cannot work here, as a sentence; None when they can."""
     try:
         _load_core()
-        from .nodes import patch, sampler  # noqa: F401
+        from .nodes import patch, release, sampler  # noqa: F401
+
+        _longcat_nodes()
     except ImportError as error:
         missing = f"The Python package '{error.name}' is missing" if isinstance(error, ModuleNotFoundError) else str(error)
         return f"{missing}. Install this extension's requirements.txt into ComfyUI's Python environment and restart."
     except Exception as error:  # a host so different that the nodes cannot even be declared
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def _longcat_nodes() -> list[type]:
+    """LongCat-Video's nodes, with the model made known to the host; none where the host does not take it (it logs why)."""
+    from sp_core.models.registration import register_models
+
+    if not register_models():
+        return []
+    from .nodes.longcat import NODES
+
+    return list(NODES)
 
 
 # collected by tests as a plain package, outside any host: declare nothing then
@@ -53,17 +66,23 @@ if "folder_paths" in sys.modules:
         from comfy_api.latest import ComfyExtension, io
 
         class SequenceParallelExtension(ComfyExtension):
+            async def on_load(self) -> None:
+                from sp_core.host.routes import register_routes
+
+                register_routes()
+
             async def get_node_list(self) -> list[type[io.ComfyNode]]:
                 from .nodes.patch import SPModelPatch
+                from .nodes.release import SPRelease
                 from .nodes.sampler import SPSampler
 
-                return [SPModelPatch, SPSampler]
+                return [SPModelPatch, SPSampler, SPRelease, *_longcat_nodes()]
 
         async def comfy_entrypoint() -> SequenceParallelExtension:
             return SequenceParallelExtension()
     else:
         from .nodes.missing import stand_in
 
-        _NAMES = {"SPModelPatch": "SP Model Patch", "SPSampler": "SP Sampler"}
+        _NAMES = {"SPModelPatch": "SP Model Patch", "SPSampler": "SP Sampler", "SPRelease": "SP Release"}
         NODE_CLASS_MAPPINGS = {node_id: stand_in(node_id, name, _reason) for node_id, name in _NAMES.items()}
         NODE_DISPLAY_NAME_MAPPINGS = {node_id: f"{name} (unavailable)" for node_id, name in _NAMES.items()}
