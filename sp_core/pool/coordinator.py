@@ -16,7 +16,7 @@ import torch
 from ..errors import SPError
 from . import wire
 from .arena import SharedArena
-from .board import Board
+from .board import Board, Phase
 from .control import ControlGroup, Frame
 from .devices import WorkerDevice
 from .errors import Cancelled, WorkerDied, WorkerFailed, WorkerTimeout
@@ -312,6 +312,9 @@ class Pool:
                 self._pending = replies
                 raise Cancelled
             if late and now - moved > limit:
+                if limit < CONNECT_TIMEOUT_S and any(self.board.phase(rank) is Phase.STARTING for rank in late):
+                    limit = CONNECT_TIMEOUT_S  # importing the host is one long step
+                    continue
                 raise self._stands_still(late, limit, doing)
         if failures:
             complete = len(replies) == self.world_size
