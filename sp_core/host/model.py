@@ -17,6 +17,7 @@ from ..pool.devices import WorkerDevice
 from ..pool.errors import Cancelled
 from . import compat
 from .options import for_workers
+from .patches import SKIPPED, take_skips
 from .progress import Watcher
 from .recipe import Recipe
 
@@ -101,7 +102,11 @@ class RemoteModel:
     # -- Channel -----------------------------------------------------------------------
 
     def forward(self, method: str, named: dict[str, Any], extra: dict[str, Any], transformer_options: dict[str, Any]) -> Any:
+        transformer_options, skips = take_skips(transformer_options)
         plain, kept_here = for_workers(transformer_options)
+        if skips:
+            plain[SKIPPED] = skips
+        named, extra = ({name: self._travelling(name, value) for name, value in part.items()} for part in (named, extra))
         for key in kept_here:
             if key not in self._told:
                 self._told.add(key)
@@ -122,6 +127,10 @@ class RemoteModel:
         pool.out_of_step = False
         self._account(pool, reply["stats"], time.perf_counter() - started)
         return reply["output"]
+
+    def _travelling(self, name: str, value: Any) -> Any:
+        change = self.plan.travels.get(name)
+        return value if change is None or value is None else change(value)
 
     def call(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         pool = self._session().ensure(self)

@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
+from ..errors import SPError
 from ..plans import SequencePlan
+from .options import name_of
 
 
 class Channel(Protocol):
@@ -33,6 +35,11 @@ class RemoteMixin:
         return getattr(self.__dict__["_sp_local"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if callable(getattr(type(self), name, None)):
+            raise SPError(
+                f"The model's {name} was replaced while sampling ({name_of(value)}), which has no effect on the workers. "
+                "Remove the node that replaces it (a cache or guidance that patches the model's forward), or SP Model Patch"
+            )
         self.__dict__[name] = value
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

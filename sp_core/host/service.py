@@ -27,7 +27,8 @@ from ..pool.protocol import timeout_s
 from ..pool.worker import WorkerContext
 from . import cfg, compat, planning, verify
 from .interrupt import interruptible
-from .options import AROUND_THE_MODEL, name_of, patches_in
+from .options import AROUND_THE_MODEL
+from .patches import check_patches, put_skips, wants_whole_batch
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class HostService:
         """Degrees of this forward; every rank comes to the same from the same facts."""
         model, x = patcher.model.diffusion_model, body["named"].get("x")
         # a model that keeps something between forwards must find it cut the same way
-        conditionings = 1 if plan.after_run else cfg.conditionings(body["options"])
+        conditionings = 1 if plan.after_run or wants_whole_batch(patcher) else cfg.conditionings(body["options"])
         parallels = self._parallels_now(body["reset"])
         if self._machine is None:
             everyone = parallels.build(Degrees(1, 1, self.context.world_size))
@@ -211,12 +212,7 @@ class HostService:
         found = type(patcher.model.diffusion_model).__name__
         if found != architecture:
             raise SPError(f"the workers made a {found} from the graph, the UI process a {architecture}")
-        for place, function in patches_in(patcher.model_options.get("transformer_options", {})):
-            if place != "optimized_attention_override":
-                raise SPError(
-                    f"a patch inside the model ({place}: {name_of(function)}) is not known to work on a part of the tokens; "
-                    "remove the node that adds it"
-                )
+        check_patches(patcher, plan_named(found))
 
     def _activate(self, patcher: Any, x: Any, ranks: int = 1) -> None:
         import comfy.model_management
@@ -247,7 +243,7 @@ class HostService:
         own = comfy.utils.deepcopy_list_dict(patcher.model_options.get("transformer_options", {}))
         options = {key: value for key, value in own.items() if key not in AROUND_THE_MODEL} | sent
         options["prefetch_dynamic_vbars"] = bool(getattr(patcher, "is_dynamic", lambda: False)())
-        return options
+        return put_skips(options)
 
 
 class _Server:
