@@ -74,9 +74,13 @@ def by_frame(dim: int = 1) -> Cut:
     return cut
 
 
-def rope_pair(rule_dim: int = 1) -> Cut:
-    """(rotation table with one entry a token, flag), as LTX makes it."""
-    return item(0, by_token(rule_dim))
+def rope_tables(value: Any, run: Run) -> Any:
+    """LTX's rotary embedding: a tuple of tables with one entry a token, and a flag.
+
+    One table of rotations (B, T, H, D / 2, 2, 2), or cosines and sines apart, as hosts before
+    0.21 make them: (B, H, T, D / 2) by halves of a head, (B, T, C) interleaved.
+    """
+    return tuple(by_token(2 if x.dim() == 4 else 1)(x, run) if isinstance(x, Tensor) else x for x in value)
 
 
 def compressed_timestep(value: Any, run: Run) -> Any:
@@ -105,7 +109,9 @@ def _frame_indexed(base: type) -> type:
         __slots__ = ("frames",)
 
         def __init__(self, whole: Any, frames: Tensor) -> None:
-            super().__init__(whole.data, 1, per_frame=True)
+            # not the base's own way in, which differs between hosts and would compress what is given
+            self.data, self.batch_size, self.feature_dim = whole.data, whole.batch_size, whole.feature_dim
+            self.num_frames, self.patches_per_frame = whole.data.size(1), 1
             self.frames = frames
 
         def expand(self) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .cuts import by_token, compressed_timestep, item, rope_pair
+from .cuts import by_token, compressed_timestep, item, rope_tables
 from .plan import Attention, Blocks, SequencePlan, Site, input_tiles
 
 
@@ -35,15 +35,15 @@ _SELF = Attention("attn1", skipped=_stg, mask_attention=_guide_attention, mask_i
 LTXV = SequencePlan(
     architecture="LTXVModel",
     # timestep: (B, 1 or T, 6 C); pe: (table (B, T, H, D / 2, 2, 2), flag)
-    blocks=(Blocks("transformer_blocks", "x", (_SELF,), {"timestep": by_token(1), "pe": rope_pair()}),),
+    blocks=(Blocks("transformer_blocks", "x", (_SELF,), {"timestep": by_token(1), "pe": rope_tables}),),
     sites=(Site("_process_output", {"embedded_timestep": by_token(1)}), Site("proj_out", gather=True)),
     tiles=input_tiles,
 )
 
 _AV_CUTS = {
     "v_timestep": compressed_timestep,
-    "v_pe": rope_pair(),
-    "v_cross_pe": rope_pair(),
+    "v_pe": rope_tables,
+    "v_cross_pe": rope_tables,
     "v_cross_scale_shift_timestep": compressed_timestep,
     "v_cross_gate_timestep": compressed_timestep,
 }

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sp_core.errors import SPError
 from sp_core.layout import FlatLayout, SequenceLayout, TileLayout, choose_split
-from sp_core.plans.cuts import by_frame, by_token, compressed_timestep, frame_rows, item, rope_pair
+from sp_core.plans.cuts import by_frame, by_token, compressed_timestep, frame_rows, item, rope_tables
 from sp_core.plans.run import Run
 
 
@@ -93,14 +93,24 @@ def test_frames_that_do_not_divide_are_stretched_as_wan_does() -> None:
     assert torch.equal(rows[:, frame_rows(11, 3)], stretched(rows, 11))
 
 
-def test_item_and_rope_pair_keep_the_rest() -> None:
-    table, flag = torch.randn(1, 6, 2), True
+@pytest.mark.parametrize("shape", [(2, 7, 3, 4, 2, 2), (2, 3, 7, 4), (2, 7, 12)], ids=["rotations", "halves", "interleaved"])
+def test_rope_tables(shape: tuple[int, ...]) -> None:
+    """As hosts make them: one table of rotations and a flag, or cosines, sines and a flag."""
+    layout, tables = FlatLayout(7, 3), (torch.randn(shape), torch.randn(shape))
+    parts = [rope_tables((*tables, True), run) for run in runs(layout)]
+    assert all(isinstance(part, tuple) and part[-1] is True for part in parts)
+    for number, table in enumerate(tables):
+        assert torch.equal(together(layout, [part[number] for part in parts], shape.index(7)), table)
+
+
+def test_item_keeps_the_rest() -> None:
+    table = torch.randn(1, 6, 2)
     [first, _] = runs(FlatLayout(6, 2))
-    cut, kept = rope_pair()((table, flag), first)
-    assert torch.equal(cut, table[:, :3])
-    assert kept is True
-    assert item(1, by_token(1))([None, table], first)[0] is None
-    assert isinstance(item(0, by_token(1))([table, 1], first), list)
+    cut = item(1, by_token(1))([None, table], first)
+    assert cut[0] is None
+    assert torch.equal(cut[1], table[:, :3])
+    assert isinstance(cut, list)
+    assert isinstance(item(0, by_token(1))((table, 1), first), tuple)
     assert item(0, by_token(1))(None, first) is None
 
 
