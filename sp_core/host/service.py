@@ -151,7 +151,8 @@ class HostService:
             group,
             self.context.device,
             directory=self.context.directory,
-            timeout_s=timeout_s(),
+            # the coordinator notices first, and knows who keeps whom waiting; this is for when it cannot
+            timeout_s=2 * timeout_s(),
             should_abort=self.context.should_abort,
         )
         self._transport_reasons[transport.name] = reason

@@ -11,6 +11,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -31,6 +32,7 @@ from .devices import WorkerDevice, visible_devices_environment
 log = logging.getLogger(__name__)
 
 _PREFIX = "comfyui-sp-"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 #: a stack trace is written in this time
 TRACE_S = 0.5
 #: less free disk than this for logs and rendezvous files, and starting makes no sense
@@ -110,8 +112,8 @@ class Workers:
     def last_words(self, rank: int, lines: int = 1) -> str:
         """The end of what the rank wrote to its error stream."""
         with contextlib.suppress(OSError):
-            written = Path(self.log_file(rank)).read_text(errors="replace").strip().splitlines()
-            return "\n".join(line for line in written[-lines:])
+            written = _COLOURS.sub("", Path(self.log_file(rank)).read_text(errors="replace")).strip().splitlines()
+            return "\n".join(written[-lines:])
         return ""
 
     def keep_log(self, rank: int) -> str:
