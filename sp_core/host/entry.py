@@ -37,7 +37,8 @@ RELEASES = ("weights", "workers")
 def check_layout(devices: str, pins: Pins) -> bool | str:
     """True, or why the pinned layout cannot be laid over the devices."""
     try:
-        check_pins(pins, len(parse_devices(devices, *accelerators())))
+        # without an accelerator `auto` names none, and the model is returned unchanged as with one
+        check_pins(pins, max(1, len(parse_devices(devices, *accelerators()))))
     except (ValueError, SPError) as error:
         return str(error)
     return True
