@@ -7,15 +7,45 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import NoReturn
+from functools import lru_cache
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from ..layout.exchange import Exchange, Kind
 from .errors import ExchangeError
-from .native import MAX_TENSORS
+from .native import MAX_TENSORS, CExchange
 from .transport import Transport
+
+
+class Plan(NamedTuple):
+    """One kind of exchange as one rank needs it; a model repeats a few of them thousands of times."""
+
+    exchange: Exchange
+    native: CExchange
+    signature: bytes
+    shape: tuple[int, ...]  #: of each output
+    dtype: torch.dtype
+    slot_bytes: int
+    output_bytes: int  #: of one output
+    tensor_stride: int  #: bytes from one output to the next
+    sent_bytes: int  #: payload that leaves the rank
+
+
+@lru_cache(maxsize=1024)
+def plan_of(exchange: Exchange, shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> Plan:
+    return Plan(
+        exchange,
+        CExchange.of(exchange),
+        signature_of(exchange, shape, dtype),
+        shape,
+        dtype,
+        exchange.slot_bytes(rank),
+        exchange.output_bytes(rank),
+        exchange.tensor_stride(rank),
+        sum(exchange.sent_bytes(rank, target) for target in range(exchange.world_size) if target != rank),
+    )
 
 
 class ExchangeTransport(Transport):
@@ -36,8 +66,8 @@ class ExchangeTransport(Transport):
         self._closed = False
 
     @abstractmethod
-    def _move(self, exchange: Exchange, tensors: Sequence[Tensor], shape: tuple[int, ...], signature: bytes) -> list[Tensor]:
-        """Runs exchange number ``self._epoch``; outputs have ``shape``."""
+    def _move(self, plan: Plan, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Runs exchange number ``self._epoch``."""
 
     def _tell_peers(self, message: str) -> None:
         """Releases everybody who waits for this rank; ``message`` says why. Without it they time out."""
@@ -78,15 +108,15 @@ class ExchangeTransport(Transport):
         self._epoch += 1
         sources = [rows_contiguous(tensor) for tensor in tensors]
         try:
-            outputs = self._move(exchange, sources, shape, signature_of(exchange, shape, tensors[0].dtype))
+            plan = plan_of(exchange, shape, tensors[0].dtype, self.rank)
+            outputs = self._move(plan, sources)
         except BaseException as error:
             if self._broken is None:  # an interrupt in the middle: this exchange can never be completed
                 self._broken = f"exchange {self._epoch} was interrupted ({error or type(error).__name__})"
                 self._tell_peers(f"rank {self.rank}: {self._broken}")
             raise
-        others = [target for target in range(self.world_size) if target != self.rank]
         self.stats.exchanges += 1
-        self.stats.bytes_sent += sum(exchange.sent_bytes(self.rank, target) for target in others)
+        self.stats.bytes_sent += plan.sent_bytes
         self.stats.seconds += time.perf_counter() - started
         return outputs
 

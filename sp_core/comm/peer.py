@@ -24,9 +24,8 @@ from torch import Tensor
 from ..layout.exchange import MAX_WORLD, Exchange
 from .agree import all_gather_bytes, all_gather_ints
 from .errors import ExchangeError, TransportUnavailable
-from .exchanger import ExchangeTransport
+from .exchanger import ExchangeTransport, Plan
 from .extension import load_cuda
-from .native import CExchange
 from .native_cuda import CLaunch, CStatus, CudaError, CudaLibrary
 from .peer_memory import Lease, PeerMemory, Window, agree_on_exchange
 from .transport import DEFAULT_TIMEOUT_S
@@ -121,40 +120,40 @@ class PeerTransport(ExchangeTransport):
         self._watch.close()
         self._memory.close()
 
-    def _move(self, exchange: Exchange, tensors: Sequence[Tensor], shape: tuple[int, ...], signature: bytes) -> list[Tensor]:
+    def _move(self, plan: Plan, tensors: Sequence[Tensor]) -> list[Tensor]:
         if torch.cuda.is_current_stream_capturing():
             raise ExchangeError(f"rank {self.rank}: an exchange cannot be captured in a CUDA graph; compile without graphs")
         self._raise_if_failed()
-        need = max(exchange.slot_bytes(rank) for rank in range(self.world_size))
+        need = max(plan.exchange.slot_bytes(rank) for rank in range(self.world_size))
         if need > self._memory.slot_bytes:
-            self._grow(need, signature)
-        launch = self._launch(exchange, tensors, signature)
+            self._grow(need, plan.signature)
+        launch = self._launch(plan, tensors)
         stream = torch.cuda.current_stream().cuda_stream
         if self.method == "copy":
             launch.fixed_slot = self._epoch % 2
             self._library.copy(launch, stream)
-            return self._copied_out(launch.fixed_slot, exchange, shape, tensors[0].dtype)
+            return self._copied_out(launch.fixed_slot, plan)
         self._memory.reclaim()
         slot, launch.fixed_slot = (0, 0) if self._own_slot is None else (self._own_slot, -1)
         self._own_slot = launch.next_slot = self._memory.free.pop(0)
         self._library.push(launch, stream)
         if self._memory.free:
-            return _views(self._memory.lend(slot), exchange, self.rank, shape, tensors[0].dtype)
+            return _views(self._memory.lend(slot), plan)
         # tensors of earlier exchanges hold the other slots: this one is needed for the exchange after the next
-        outputs = self._copied_out(slot, exchange, shape, tensors[0].dtype)
+        outputs = self._copied_out(slot, plan)
         self._memory.free.append(slot)
         return outputs
 
-    def _copied_out(self, slot: int, exchange: Exchange, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
-        return [view.clone() for view in _views(self._memory.window(slot), exchange, self.rank, shape, dtype)]
+    def _copied_out(self, slot: int, plan: Plan) -> list[Tensor]:
+        return [view.clone() for view in _views(self._memory.window(slot), plan)]
 
-    def _launch(self, exchange: Exchange, tensors: Sequence[Tensor], signature: bytes) -> CLaunch:
+    def _launch(self, plan: Plan, tensors: Sequence[Tensor]) -> CLaunch:
         launch = CLaunch(
-            exchange=CExchange.of(exchange),
+            exchange=plan.native,
             rank=self.rank,
-            blocks=block_count(exchange, self._processors),
+            blocks=block_count(plan.exchange, self._processors),
             epoch=self._epoch,
-            signature=zlib.crc32(signature),
+            signature=zlib.crc32(plan.signature),
             slot_bytes=self._memory.slot_bytes,
             status=self._watch.seen_by_device,
         )
@@ -261,12 +260,12 @@ class Watch:
                 self._status.abort = 1
 
 
-def _views(lease: Lease, exchange: Exchange, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
-    size, stride = exchange.output_bytes(rank), exchange.tensor_stride(rank)
-    if size == 0:
-        return [torch.empty(shape, dtype=dtype, device="cuda") for _ in range(exchange.tensors)]
-    windows = [Window(lease, index * stride, size) for index in range(exchange.tensors)]
-    return [torch.as_tensor(window, device="cuda").view(dtype).view(shape) for window in windows]
+def _views(lease: Lease, plan: Plan) -> list[Tensor]:
+    count = plan.exchange.tensors
+    if plan.output_bytes == 0:
+        return [torch.empty(plan.shape, dtype=plan.dtype, device="cuda") for _ in range(count)]
+    windows = [Window(lease, index * plan.tensor_stride, plan.output_bytes) for index in range(count)]
+    return [torch.as_tensor(window, device="cuda").view(plan.dtype).view(plan.shape) for window in windows]
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

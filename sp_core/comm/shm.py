@@ -26,12 +26,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..layout.exchange import MAX_WORLD, Exchange
+from ..layout.exchange import MAX_WORLD
 from .agree import all_gather_bytes, all_gather_ints
 from .errors import ExchangeError, TransportUnavailable
-from .exchanger import ExchangeTransport
+from .exchanger import ExchangeTransport, Plan
 from .extension import load_cpu
-from .native import CExchange, Status, bind
+from .native import Status, bind
 from .slots import Slot, SlotPool
 from .transport import DEFAULT_TIMEOUT_S
 
@@ -133,18 +133,18 @@ class ShmTransport(ExchangeTransport):
         self._peers.close()
         os.close(self._file)
 
-    def _move(self, exchange: Exchange, tensors: Sequence[Tensor], shape: tuple[int, ...], signature: bytes) -> list[Tensor]:
+    def _move(self, plan: Plan, tensors: Sequence[Tensor]) -> list[Tensor]:
         n = len(tensors)
         self._library.sp_start(
             self._context,
             self._epoch,
-            CExchange.of(exchange),
-            signature,
+            plan.native,
+            plan.signature,
             (c_void_p * n)(*(tensor.data_ptr() for tensor in tensors)),
             (c_int64 * n)(*(tensor.stride(0) * tensor.element_size() for tensor in tensors)),
             (c_int64 * n)(*(tensor.stride(1) * tensor.element_size() for tensor in tensors)),
         )
-        need = exchange.slot_bytes(self.rank)
+        need = plan.slot_bytes
         slot = self._granted.pop(self._epoch, None)
         if need and (slot is None or slot.capacity < need):
             if slot is not None:
@@ -152,7 +152,7 @@ class ShmTransport(ExchangeTransport):
             slot = self._grant(self._epoch, need, second=True)
         self._wait()
         self._sizes.record(need)
-        outputs = self._outputs(slot, exchange, shape, tensors[0].dtype)
+        outputs = self._outputs(slot, plan)
         if expected := self._sizes.expected_after_next():
             self._granted[self._epoch + 2] = self._grant(self._epoch + 2, expected, second=False)
         return outputs
@@ -165,20 +165,20 @@ class ShmTransport(ExchangeTransport):
         self._library.sp_grant(self._context, epoch, second, slot.offset, slot.capacity)
         return slot
 
-    def _outputs(self, slot: Slot | None, exchange: Exchange, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
-        size, stride = exchange.output_bytes(self.rank), exchange.tensor_stride(self.rank)
+    def _outputs(self, slot: Slot | None, plan: Plan) -> list[Tensor]:
+        size, count = plan.output_bytes, plan.exchange.tensors
         if slot is None or size == 0:
             if slot is not None:
                 self.pool.give_back(slot)
-            return [torch.empty(shape, dtype=dtype) for _ in range(exchange.tensors)]
+            return [torch.empty(plan.shape, dtype=plan.dtype) for _ in range(count)]
         lease = self.pool.lend(slot)
         views = [
-            torch.frombuffer(lease, dtype=torch.uint8, count=size, offset=index * stride).view(dtype).view(shape)
-            for index in range(exchange.tensors)
+            torch.frombuffer(lease, dtype=torch.uint8, count=size, offset=index * plan.tensor_stride).view(plan.dtype).view(plan.shape)
+            for index in range(count)
         ]
         # a small output that is kept for long must not keep a large slot
-        whole = exchange.slot_bytes(self.rank)
-        return [view.clone() for view in views] if whole < _COPY_BELOW or 2 * whole < slot.capacity else views
+        small = plan.slot_bytes < _COPY_BELOW or 2 * plan.slot_bytes < slot.capacity
+        return [view.clone() for view in views] if small else views
 
     def _wait(self) -> None:
         deadline = time.monotonic() + self.timeout_s
