@@ -65,14 +65,14 @@ CHECKPOINTS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any] | None]] =
 }
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, checkpoints: dict[str, tuple[str, str, dict[str, Any], dict[str, Any] | None]] = CHECKPOINTS) -> None:
     import comfy.ops
     import torch
     from safetensors.torch import save_file
 
     from sp_core.demo.checkpoints import random_weights
 
-    for seed, (name, (module, class_name, arguments, config)) in enumerate(CHECKPOINTS.items(), start=100):
+    for seed, (name, (module, class_name, arguments, config)) in enumerate(checkpoints.items(), start=100):
         with torch.device("meta"):
             model_class = getattr(importlib.import_module(module), class_name)
             model = model_class(**arguments, dtype=torch.float32, device="meta", operations=comfy.ops.disable_weight_init)
@@ -84,11 +84,16 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    host, target = sys.argv[1:]
+    host, target, *families = sys.argv[1:]
     sys.argv[1:] = []
     # after the host's own folder: both have a module called nodes
-    sys.path[:0] = [host, str(Path(__file__).resolve().parents[2])]
+    sys.path[:0] = [host, str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1])]
     from comfy.cli_args import args
 
     args.cpu = True
-    write(Path(target))
+    if families:
+        from host.family_checkpoints import FAMILY_CHECKPOINTS
+
+        write(Path(target), {name: FAMILY_CHECKPOINTS[name] for name in families})
+    else:
+        write(Path(target))

@@ -1,7 +1,10 @@
 """Nodes for host tests: seeded inputs, stand-ins for encoders, patches of every kind, and a way to save what came out."""
 
-from . import faults, latents, media, patches
+from . import families, faults, latents, media, patches
 
 NODE_CLASS_MAPPINGS = {
-    name: value for module in (faults, latents, media, patches) for name, value in vars(module).items() if name.startswith("SPTest")
+    name: value
+    for module in (families, faults, latents, media, patches)
+    for name, value in vars(module).items()
+    if name.startswith("SPTest")
 }

@@ -1,0 +1,348 @@
+"""Every family's real class, tiny, with random weights: its forwards in one process, and the same over ranks.
+
+For what would be slow through a server: head counts that do not divide, five ranks, many variants.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from distributed.longcat_ranks import enter_host
+from torch import Tensor
+
+from sp_core.demo.checkpoints import random_weights
+
+_WAN = {"model_type": "t2v", "dim": 96, "ffn_dim": 64, "num_heads": 4, "num_layers": 3, "in_dim": 16, "out_dim": 16, "text_dim": 24}
+_HUNYUAN = {
+    "in_channels": 16,
+    "out_channels": 16,
+    "vec_in_dim": 768,
+    "context_in_dim": 24,
+    "hidden_size": 96,
+    "mlp_ratio": 2.0,
+    "num_heads": 6,
+    "depth": 2,
+    "depth_single_blocks": 2,
+    "axes_dim": [4, 6, 6],
+    "theta": 256,
+    "patch_size": [1, 2, 2],
+    "qkv_bias": True,
+    "guidance_embed": True,
+    "byt5": False,
+    "meanflow": False,
+    "use_cond_type_embedding": False,
+    "vision_in_dim": None,
+    "meanflow_sum": False,
+}
+_HUNYUAN_15 = {
+    **_HUNYUAN,
+    "in_channels": 33,
+    "out_channels": 16,
+    "vec_in_dim": None,
+    "patch_size": [1, 1, 1],
+    "guidance_embed": False,
+    "byt5": True,
+    "use_cond_type_embedding": True,
+    "vision_in_dim": 20,
+    "meanflow": True,
+    "meanflow_sum": True,
+}
+_MINIMAX = {
+    "hidden_size": 48,
+    "num_layers": 2,
+    "token_refiner_num_layers": 1,
+    "num_attention_heads": 7,
+    "attention_head_dim": 24,
+    "ffn_hidden_size": 32,
+    "latents_dim": 24,
+    "audio_latents_dim": 32,
+    "text_dim": 40,
+    "timestep_input_dim": 16,
+    "time_embed_hidden_size": 32,
+    "time_embed_dim": 24,
+    "rope_inv_freq_len": 4,
+}
+
+
+def heads(arguments: dict[str, Any], count: int, head_dim: int) -> dict[str, Any]:
+    """The same model with another number of heads."""
+    if "num_attention_heads" in arguments:
+        return {**arguments, "num_attention_heads": count, "attention_head_dim": head_dim}
+    width = "dim" if "dim" in arguments else "hidden_size"
+    return {**arguments, "num_heads": count, width: count * head_dim}
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True)
+class Family:
+    """A class, its arguments, and forwards by name: each a function that makes the keyword arguments anew."""
+
+    module: str
+    class_name: str
+    arguments: dict[str, Any]
+    forwards: dict[str, Callable[[], dict[str, Any]]]
+    #: arguments that are no tensors of the checkpoint: buffers with meaning
+    buffers: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
+
+    def build(self) -> Any:
+        import comfy.ops
+
+        with torch.device("meta"):
+            model_class = getattr(importlib.import_module(self.module), self.class_name)
+            model = model_class(**self.arguments, dtype=torch.float32, device="meta", operations=comfy.ops.disable_weight_init)
+        weights = random_weights(model, 11)
+        weights |= {name: make() for name, make in self.buffers.items()}
+        model.load_state_dict(weights, assign=True)
+        return model.eval().requires_grad_(False)
+
+
+# -- inputs -----------------------------------------------------------------------------
+
+
+def _video(channels: int, *sizes: int, batch: int = 1) -> Tensor:
+    return random(batch, channels, *sizes, seed=1)
+
+
+def _plain(x: Tensor, text_dim: int = 24, **more: Any) -> dict[str, Any]:
+    timestep = torch.linspace(700.0, 300.0, x.shape[0])
+    return {"x": x, "timestep": timestep, "context": random(x.shape[0], 7, text_dim, seed=2), **more}
+
+
+def _wan(channels: int = 16, **more: Any) -> dict[str, Any]:
+    """5 x 5 x 7 tokens; height and width are not whole patches."""
+    return _plain(_video(channels, 5, 9, 13), **more)
+
+
+def _hunyuan(x: Tensor | None = None, *, mask: bool = True, **more: Any) -> dict[str, Any]:
+    x = _video(16, 3, 10, 14) if x is None else x
+    base = _plain(x, y=random(x.shape[0], 768, seed=3), guidance=torch.tensor([6.0]), **more)
+    if mask:
+        # a float mask, as the host makes it of the text encoder's
+        base["attention_mask"] = torch.tensor([[1, 1, 1, 1, 1, 0, 0]]).repeat(x.shape[0], 1)
+    return base
+
+
+def _hunyuan_15(**more: Any) -> dict[str, Any]:
+    sigmas = torch.tensor([1.0, 0.7, 0.3, 0.0])
+    options = {"sigmas": sigmas[1:2], "sample_sigmas": sigmas}
+    return {**_plain(_video(33, 3, 5, 7)), "transformer_options": options, **more}
+
+
+def _minimax(payload: dict[str, Any] | None = None, text: int = 9) -> dict[str, Any]:
+    return {
+        "x": [random(1, 24, 3, 9, 14, seed=1), random(1, 32, 2, 11, seed=2)],
+        "timestep": torch.tensor([600.0]),
+        "context": random(1, text, 40, seed=3),
+        "minimax_payload": payload,
+    }
+
+
+def _keyframes() -> dict[str, Any]:
+    frames = [
+        {"resolved_frame_index": 0, "latent": random(1, 24, 1, 10, 14, seed=4)},
+        {"resolved_frame_index": 8, "latent": random(1, 24, 1, 10, 14, seed=5), "audio_latent": random(1, 32, 2, 3, seed=6)},
+    ]
+    return {
+        "keyframes": frames,
+        "cond_video_latents": [frame["latent"] for frame in frames],
+        "cond_audio_latents": [frames[1]["audio_latent"]],
+        "visual_cond_noise_aug": 0.9,
+        "seed": 3,
+    }
+
+
+def _references() -> dict[str, Any]:
+    refs = [
+        {"kind": "image", "latent_h": 6, "latent_w": 8, "latent": random(1, 24, 1, 6, 8, seed=4)},
+        {"kind": "audio", "ref_audio_t": 4, "audio_latent": random(1, 32, 2, 4, seed=5)},
+        {
+            "kind": "video_audio",
+            "latent_t": 2,
+            "latent_h": 4,
+            "latent_w": 6,
+            "ref_audio_t": 3,
+            "latent": random(1, 24, 2, 4, 6, seed=6),
+            "audio_latent": random(1, 32, 2, 3, seed=7),
+        },
+    ]
+    tags = torch.tensor([1, 1, 0, 0, 1, 1, 1, 0, 1])
+    return {
+        "refs": refs,
+        "cond_video_latents": [ref["latent"] for ref in refs if "latent" in ref],
+        "cond_audio_latents": [ref["audio_latent"] for ref in refs if "audio_latent" in ref],
+        "text_token_tags": tags,
+    }
+
+
+_WAN_MODULE, _ANIMATE_MODULE = "comfy.ldm.wan.model", "comfy.ldm.wan.model_animate"
+_HUNYUAN_MODULE, _MINIMAX_MODULE = "comfy.ldm.hunyuan_video.model", "comfy.ldm.minimax.model"
+_INV_FREQ = {"rope.inv_freq": lambda: 10000.0 ** -(torch.arange(4) / 4)}
+_I2V = {**_WAN, "in_dim": 36}
+_CLIP = {"clip_fea": random(1, 257, 1280, seed=9)}
+
+_HUNYUAN_FORWARDS = {
+    "text": _hunyuan,
+    "no mask": lambda: _hunyuan(mask=False),
+    # the host itself takes a mask for one video only
+    "two videos": lambda: _hunyuan(_video(16, 2, 6, 10, batch=2), mask=False),
+    "token replace": lambda: _hunyuan(guiding_frame_index=torch.tensor([0.0])),
+    "reference": lambda: _hunyuan(ref_latent=random(1, 16, 1, 10, 14, seed=8)),
+    "reference and token replace": lambda: _hunyuan(ref_latent=random(1, 16, 1, 10, 14, seed=8), guiding_frame_index=torch.tensor([0.0])),
+    "three tokens": lambda: _hunyuan(_video(16, 1, 2, 6)),
+}
+_MINIMAX_FORWARDS = {"text": _minimax, "keyframes": lambda: _minimax(_keyframes()), "references": lambda: _minimax(_references())}
+
+FAMILIES: dict[str, Family] = {
+    "VACE": Family(
+        _WAN_MODULE,
+        "VaceWanModel",
+        {**_WAN, "model_type": "vace", "vace_layers": 3, "vace_in_dim": 96},
+        {
+            "one control": lambda: _plain(_video(16, 5, 10, 14), vace_context=random(1, 1, 96, 5, 10, 14, seed=4), vace_strength=[0.8]),
+            "two controls": lambda: _plain(
+                _video(16, 3, 6, 10, batch=2), vace_context=random(2, 2, 96, 3, 6, 10, seed=4), vace_strength=[0.8, 1.3]
+            ),
+        },
+    ),
+    "Camera": Family(
+        _WAN_MODULE,
+        "CameraWanModel",
+        {**_I2V, "model_type": "camera"},
+        {
+            "camera": lambda: _plain(_video(36, 5, 10, 14), camera_conditions=random(1, 24, 5, 80, 112, seed=4), **_CLIP),
+            "none": lambda: _wan(36, **_CLIP),
+        },
+    ),
+    "S2V": Family(
+        _WAN_MODULE,
+        "WanModel_S2V",
+        {**_WAN, "model_type": "s2v", "num_heads": 4, "audio_dim": 24, "audio_inject_layers": [0, 2]},
+        {
+            "sound": lambda: _plain(_video(16, 5, 10, 14), audio_embed=random(1, 25, 24, 20, seed=4)),
+            "sound, picture": lambda: _plain(
+                _video(16, 5, 10, 14),
+                audio_embed=random(1, 25, 24, 20, seed=4),
+                reference_latent=random(1, 16, 1, 10, 14, seed=5),
+                control_video=random(1, 16, 5, 10, 14, seed=6),
+            ),
+            "sound, picture, motion": lambda: _plain(
+                _video(16, 3, 16, 24),
+                audio_embed=random(1, 25, 24, 12, seed=4),
+                reference_latent=random(1, 16, 1, 16, 24, seed=5),
+                reference_motion=random(1, 16, 19, 16, 24, seed=6),
+            ),
+            "silent": lambda: _plain(_video(16, 3, 6, 10)),
+        },
+    ),
+    "HuMo": Family(
+        _WAN_MODULE,
+        "HumoWanModel",
+        {**_WAN, "model_type": "humo"},
+        {
+            "sound": lambda: _plain(_video(16, 3, 10, 14), audio_embed=random(1, 3, 8, 5, 1280, seed=4)),
+            "sound, picture": lambda: _plain(
+                _video(16, 3, 10, 14), audio_embed=random(1, 3, 8, 5, 1280, seed=4), reference_latent=random(1, 16, 1, 10, 14, seed=5)
+            ),
+        },
+    ),
+    "Animate": Family(
+        _ANIMATE_MODULE,
+        "AnimateWanModel",
+        # its face encoder has one size only: a server test drives it once
+        {**_I2V, "model_type": "animate", "num_layers": 5},
+        {
+            "pose": lambda: _plain(_video(36, 4, 10, 14), pose_latents=random(1, 16, 3, 10, 14, seed=4), **_CLIP),
+        },
+    ),
+    "SCAIL": Family(
+        _WAN_MODULE,
+        "SCAILWanModel",
+        {key: value for key, value in {**_WAN, "in_dim": 20}.items() if key != "model_type"},
+        {
+            "pose": lambda: _plain(_video(20, 3, 8, 12), pose_latents=random(1, 20, 3, 4, 6, seed=4), **_CLIP),
+            "pose, picture": lambda: _plain(
+                _video(20, 3, 8, 12),
+                pose_latents=random(1, 20, 3, 4, 6, seed=4),
+                reference_latent=random(1, 20, 1, 8, 12, seed=5),
+                **_CLIP,
+            ),
+        },
+    ),
+    "HunyuanVideo": Family(_HUNYUAN_MODULE, "HunyuanVideo", _HUNYUAN, _HUNYUAN_FORWARDS),
+    "HunyuanVideo 1.5": Family(
+        _HUNYUAN_MODULE,
+        "HunyuanVideo",
+        _HUNYUAN_15,
+        {
+            "text": _hunyuan_15,
+            "byT5 and picture": lambda: _hunyuan_15(txt_byt5=random(1, 5, 1472, seed=4), clip_fea=random(1, 6, 20, seed=5)),
+        },
+    ),
+    "MiniMax-H3": Family(_MINIMAX_MODULE, "MiniMaxH3Model", _MINIMAX, _MINIMAX_FORWARDS, _INV_FREQ),
+    # head counts of the released models
+    "MiniMax-H3, 56 heads": Family(_MINIMAX_MODULE, "MiniMaxH3Model", heads(_MINIMAX, 56, 8), {"text": _minimax}, _INV_FREQ),
+    "HunyuanVideo, 24 heads": Family(_HUNYUAN_MODULE, "HunyuanVideo", heads(_HUNYUAN, 24, 16), {"text": _hunyuan}),
+    "HunyuanVideo 1.5, 16 heads": Family(_HUNYUAN_MODULE, "HunyuanVideo", heads(_HUNYUAN_15, 16, 16), {"text": _hunyuan_15}),
+}
+
+
+def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, str], dict[str, Any] | None]:
+    """One rank: answers (family, forward, size of the group, layout) with its error and its bits."""
+    import torch.distributed as dist
+
+    enter_host(comfyui)
+    from sp_core.comm import CollectiveTransport
+    from sp_core.host.verify import digest
+    from sp_core.plans import Engine, plan_for
+
+    groups = {size: dist.new_group(list(range(size))) for size in range(2, world_size + 1)}
+    models: dict[str, Any] = {}
+
+    def answer(family: str, name: str, size: int, layout: str) -> dict[str, Any] | None:
+        if rank >= size:
+            return None
+        try:
+            return compared(family, name, size, layout)
+        except Exception:
+            # not raised: the ranks stay in step for the next case
+            return {"failure": traceback.format_exc()}
+
+    @torch.inference_mode()
+    def compared(family: str, name: str, size: int, layout: str) -> dict[str, Any]:
+        if family not in models:
+            models[family] = FAMILIES[family].build()
+        model, make = models[family], FAMILIES[family].forwards[name]
+        stock = _forward(model, make())
+        transport = CollectiveTransport(groups[size])
+        inputs = make()
+        with Engine(plan_for(model), transport, layout=layout, inputs=inputs).installed(model) as run:
+            out = _forward(model, inputs)
+            run.check()
+        errors = [_relative(mine, theirs) for mine, theirs in zip(out, stock, strict=True)]
+        return {
+            "errors": errors,
+            "bits": digest(out),
+            "layout": run.describe(),
+            "exchanges": transport.stats.exchanges,
+            "alive": min(float(part.std()) for part in stock),
+        }
+
+    return answer
+
+
+def _forward(model: Any, inputs: dict[str, Any]) -> list[Tensor]:
+    out = model._forward(**{"transformer_options": {}, **inputs})
+    return list(out) if isinstance(out, (list, tuple)) else [out]
+
+
+def _relative(mine: Tensor, theirs: Tensor) -> float:
+    return math.inf if mine.shape != theirs.shape else float((mine - theirs).norm() / theirs.norm())

@@ -1,0 +1,56 @@
+"""Every family's forwards over ranks against one process: each conditioning variant, heads and tokens that do not divide."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from distributed.ranks import RankPool
+from host.families import FAMILIES, serve
+from host.graphs import TOLERANCE
+
+#: (family, sizes of the group beside 2, 3 and 4)
+UNEVEN_HEADS = {"MiniMax-H3, 56 heads": (3, 5), "HunyuanVideo, 24 heads": (5,), "HunyuanVideo 1.5, 16 heads": (3, 5)}
+CASES = [
+    (family, name, size)
+    for family, description in FAMILIES.items()
+    for name in description.forwards
+    for size in UNEVEN_HEADS.get(family, (2, 3, 4))
+]
+TILED = [
+    ("VACE", "one control"),
+    ("HunyuanVideo", "text"),
+    ("HunyuanVideo", "token replace"),
+    ("HunyuanVideo", "reference"),
+    ("HuMo", "sound"),
+]
+
+
+@pytest.fixture(scope="module")
+def ranks(comfyui: Path) -> Iterator[RankPool]:
+    with RankPool(5, functools.partial(serve, str(comfyui))) as pool:
+        yield pool
+
+
+def check(ranks: RankPool, family: str, name: str, size: int, layout: str = "auto") -> str:
+    answers = [answer for answer in ranks.call(family, name, size, layout, timeout=300) if answer is not None]
+    assert len(answers) == size
+    assert not [answer for answer in answers if "failure" in answer], answers[0].get("failure")
+    assert answers[0]["alive"] > 1e-2, "the stock output is empty: the case compares nothing"
+    print(f"\n{family}, {name} on {size}: relative L2 {', '.join(f'{e:.1e}' for e in answers[0]['errors'])}; {answers[0]['layout']}")
+    assert max(answers[0]["errors"]) <= TOLERANCE
+    assert len({answer["bits"] for answer in answers}) == 1, "the ranks' outputs differ"
+    return answers[0]["layout"]
+
+
+@pytest.mark.parametrize(("family", "name", "size"), CASES)
+def test_same_as_one_process(ranks: RankPool, family: str, name: str, size: int) -> None:
+    layout = check(ranks, family, name, size)
+    assert layout != "not split" or name == "three tokens"
+
+
+@pytest.mark.parametrize(("family", "name"), TILED)
+def test_in_tiles(ranks: RankPool, family: str, name: str) -> None:
+    assert "tiles" in check(ranks, family, name, 4, "tiles")
