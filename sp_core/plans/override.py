@@ -79,7 +79,9 @@ class ExchangedAttention:
             # a user's attention returns no log-sum-exp, so the keys have to come to it
             return exchanged_cross_attention(q, k, v, self.sequence.whole, counts, attend=users, mask=self._ordered(mask))
         if self.sequence.ring is not None and (self.users is not None or isinstance(mask, HeldMask)):
-            what = "a guide mask" if isinstance(mask, HeldMask) else "an attention function that another node installed"
+            what = (
+                "a guide mask or conditioning frames" if isinstance(mask, HeldMask) else "an attention function that another node installed"
+            )
             raise SPError(f"Ring attention cannot use {what}. Leave ring at 0 (automatic) or 1 in SP Model Patch")
         if isinstance(mask, HeldMask):
             held = mask

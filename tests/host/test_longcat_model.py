@@ -344,6 +344,14 @@ def test_registering_twice_changes_nothing(host: str) -> None:
     assert state() == before
 
 
+def test_host_that_changed_still_starts(host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    from sp_core.models.registration import register_models
+
+    monkeypatch.setitem(sys.modules, "comfy.lora_convert", None)
+    assert not register_models()
+    assert "LongCat-Video cannot be loaded with this ComfyUI" in caplog.text
+
+
 def test_host_that_knows_it_wins(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the host's own detection says is never overruled; it is asked with the host's own arguments."""
     import comfy.model_detection
