@@ -109,9 +109,10 @@ def _frame_indexed(base: type) -> type:
         __slots__ = ("frames",)
 
         def __init__(self, whole: Any, frames: Tensor) -> None:
-            # not the base's own way in, which differs between hosts and would compress what is given
-            self.data, self.batch_size, self.feature_dim = whole.data, whole.batch_size, whole.feature_dim
-            self.num_frames, self.patches_per_frame = whole.data.size(1), 1
+            # not through the base's constructor, which differs between hosts and would compress what it is given
+            own = {"num_frames": whole.data.size(1), "patches_per_frame": 1}
+            for name in base.__slots__:  # type: ignore[attr-defined]
+                setattr(self, name, own.get(name, getattr(whole, name)))
             self.frames = frames
 
         def expand(self) -> Tensor:

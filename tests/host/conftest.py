@@ -6,9 +6,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from host.graphs import Case, needed_classes
+from host.graphs import Case, nodes_of
 
 from sp_core.demo.comfy_server import ComfyServer, find_comfyui, prepare_base
 
@@ -56,11 +57,24 @@ def server(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
 
 @pytest.fixture
 def require(server: ComfyServer) -> Callable[[Case], None]:
-    """Skips a case that needs a node which this ComfyUI does not have."""
+    """Skips a case that asks for nodes or inputs which this ComfyUI does not have."""
 
     def check(case: Case) -> None:
-        missing = sorted(name for name in needed_classes(case) if not server.get(f"/object_info/{name}"))
-        if missing:
-            pytest.skip(f"ComfyUI {server.get('/system_stats')['system'].get('comfyui_version')} has no {', '.join(missing)}")
+        lacks = sorted({reason for node in nodes_of(case) for reason in _lacking(server, node["class_type"], node["inputs"])})
+        if lacks:
+            pytest.skip(f"ComfyUI {server.get('/system_stats')['system'].get('comfyui_version')} has no {', '.join(lacks)}")
 
     return check
+
+
+def _lacking(server: ComfyServer, class_type: str, inputs: dict[str, Any]) -> Iterator[str]:
+    info = server.get(f"/object_info/{class_type}").get(class_type)
+    if info is None:
+        yield f"node {class_type}"
+        return
+    known = {**info["input"].get("required", {}), **info["input"].get("optional", {})}
+    for name, value in inputs.items():
+        if name not in known:
+            yield f"input {name} of {class_type}"
+        elif isinstance(value, (int, float)) and len(known[name]) > 1 and value > known[name][1].get("max", value):
+            yield f"{name} {value} of {class_type}"

@@ -160,11 +160,11 @@ def compare(server: ComfyServer, case: Case, devices: str, check: bool = True, *
     return comparison
 
 
-def needed_classes(case: Case) -> set[str]:
-    """Node classes that a case uses."""
+def nodes_of(case: Case) -> list[dict[str, Any]]:
+    """The nodes that a case is made of."""
     graph = Graph()
     case(Branch(graph, "cpu:2"))
-    return {node["class_type"] for node in graph.prompt.values()}
+    return list(graph.prompt.values())
 
 
 def run_sp(server: ComfyServer, case: Case, devices: str = "cpu:2", **pins: Any) -> Result:

@@ -147,7 +147,8 @@ def generated_keyframes(branch: Branch) -> Link:
 
 
 ONE = [{"frame_idx": 0, "strength": 1.0}]
-STRENGTHS = [{"frame_idx": 0, "strength": 0.6}, {"frame_idx": 16, "strength": 1.0}, {"frame_idx": -1, "strength": 2.5}]
+STRENGTHS = [{"frame_idx": 0, "strength": 0.6}, {"frame_idx": 16, "strength": 1.0}]
+AMPLIFIED = [{"frame_idx": 0, "strength": 0.6}, {"frame_idx": -1, "strength": 2.5}]
 #: half as wide and high as the video: three of four of their places are no tokens
 SMALL = [{"frame_idx": 0, "strength": 1.0, "downscale": 2}, {"frame_idx": 8, "strength": 0.5, "downscale": 2}]
 HALVABLE = "1,128,5,4,6"
@@ -163,6 +164,7 @@ CASES: list[Case] = [
     with_mask("tiny_ltxv", VIDEO, "ramp"),
     guides("tiny_ltxv", "one", ONE),
     guides("tiny_ltxv", "strengths", STRENGTHS),
+    guides("tiny_ltxv", "amplified", AMPLIFIED),
     guides("tiny_ltxv", "masked", MASKED),
     guides("tiny_ltxv", "small", SMALL, video=HALVABLE),
     guides("tiny_ltxv_adaln", "strengths", STRENGTHS, mask="corner"),
@@ -175,6 +177,7 @@ CASES: list[Case] = [
     with_mask("tiny_ltxav", BOTH, "none;"),
     with_mask("tiny_ltxav", BOTH, "ramp;none"),
     guides("tiny_ltxav", "strengths", STRENGTHS, audio=True),
+    guides("tiny_ltxav", "amplified", AMPLIFIED, audio=True),
     guides("tiny_ltxav", "masked", MASKED, audio=True, mask="corner"),
     guided("tiny_ltxav", "spatio_temporal_guidance", spatio_temporal_guidance),
     guided("tiny_ltxav", "modality_guidance", modality_guidance),
