@@ -90,6 +90,7 @@ class Engine:
             first = not run.decided
             if first:
                 run.start(self._layout(model, call, tokens.size(blocks.dim)))
+                self._cut_residuals(run)
             if not run.split:
                 return None
             if blocks.whole is not None:
@@ -233,6 +234,19 @@ class Engine:
                 call.set(name, run.cut(value, rule))
             except (ValueError, IndexError) as error:
                 raise SPError(f"{self.plan.architecture}: '{name}' does not fit the {run.layout.tokens} tokens: {error}") from error
+
+    def _cut_residuals(self, run: Run) -> None:
+        """In place, as the model has these arguments in its hands already."""
+        if not run.split:
+            return
+        for name in self.plan.residuals:
+            for kind, tensors in (self._inputs.get(name) or {}).items():
+                try:
+                    tensors[:] = [None if x is None else run.shard(x) for x in tensors]
+                except ValueError as error:
+                    raise SPError(
+                        f"{self.plan.architecture}: the residuals of a ControlNet ({name}, {kind}) do not fit: {error}"
+                    ) from error
 
     def _gather(self, output_BtC: Tensor, run: Run) -> Tensor:
         gathered = self._all_tokens(output_BtC, run)

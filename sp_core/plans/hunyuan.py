@@ -43,4 +43,6 @@ HUNYUAN_VIDEO = SequencePlan(
     sites=(Site("final_layer", {"modulation_dims": segments}, gather=True),),
     tiles=_tiles,
     gather_early=_has_reference,
+    # ControlNet: {"input": behind double blocks, "output": behind single blocks}
+    residuals=("control",),
 )

@@ -127,6 +127,8 @@ class SequencePlan:
     between: tuple[str, ...] = ()
     #: true when no block touches the stream in this forward, given its transformer options
     idle: Callable[[Mapping[str, Any]], bool] = _never
+    #: arguments of the forward that hold lists of (B, T, C) tensors by name, which the model adds to the stream between blocks
+    residuals: tuple[str, ...] = ()
     #: arguments that need another form to travel to the workers
     travels: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     #: method that computes on the workers

@@ -75,7 +75,8 @@ def heads(arguments: dict[str, Any], count: int, head_dim: int) -> dict[str, Any
     if "num_attention_heads" in arguments:
         return {**arguments, "num_attention_heads": count, "attention_head_dim": head_dim}
     width = "dim" if "dim" in arguments else "hidden_size"
-    return {**arguments, "num_heads": count, width: count * head_dim}
+    axes = {"axes_dim": [4, 6, head_dim - 10]} if "axes_dim" in arguments else {}
+    return {**arguments, "num_heads": count, width: count * head_dim, **axes}
 
 
 def random(*shape: int, seed: int) -> Tensor:
@@ -197,6 +198,7 @@ _HUNYUAN_FORWARDS = {
     "token replace": lambda: _hunyuan(guiding_frame_index=torch.tensor([0.0])),
     "reference": lambda: _hunyuan(ref_latent=random(1, 16, 1, 10, 14, seed=8)),
     "reference and token replace": lambda: _hunyuan(ref_latent=random(1, 16, 1, 10, 14, seed=8), guiding_frame_index=torch.tensor([0.0])),
+    "ControlNet": lambda: _hunyuan(control={"input": [random(1, 105, 96, seed=4), None], "output": [None, random(1, 105, 96, seed=5)]}),
     "three tokens": lambda: _hunyuan(_video(16, 1, 2, 6)),
 }
 _MINIMAX_FORWARDS = {"text": _minimax, "keyframes": lambda: _minimax(_keyframes()), "references": lambda: _minimax(_references())}
@@ -289,7 +291,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "MiniMax-H3": Family(_MINIMAX_MODULE, "MiniMaxH3Model", _MINIMAX, _MINIMAX_FORWARDS, _INV_FREQ),
     # head counts of the released models
-    "MiniMax-H3, 56 heads": Family(_MINIMAX_MODULE, "MiniMaxH3Model", heads(_MINIMAX, 56, 8), {"text": _minimax}, _INV_FREQ),
+    "MiniMax-H3, 56 heads": Family(_MINIMAX_MODULE, "MiniMaxH3Model", heads(_MINIMAX, 56, 24), {"text": _minimax}, _INV_FREQ),
     "HunyuanVideo, 24 heads": Family(_HUNYUAN_MODULE, "HunyuanVideo", heads(_HUNYUAN, 24, 16), {"text": _hunyuan}),
     "HunyuanVideo 1.5, 16 heads": Family(_HUNYUAN_MODULE, "HunyuanVideo", heads(_HUNYUAN_15, 16, 16), {"text": _hunyuan_15}),
 }
