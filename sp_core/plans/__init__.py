@@ -6,6 +6,7 @@ from torch import nn
 
 from .engine import Engine
 from .hunyuan import HUNYUAN_VIDEO
+from .kandinsky import KANDINSKY5
 from .longcat import LONGCAT_VIDEO
 from .ltx import LTXAV, LTXV
 from .minimax import MINIMAX_H3
@@ -15,7 +16,7 @@ from .wan import WAN
 from .wan_family import WAN_FAMILY
 
 PLANS: dict[str, SequencePlan] = {
-    plan.architecture: plan for plan in (WAN, *WAN_FAMILY, HUNYUAN_VIDEO, MINIMAX_H3, LTXV, LTXAV, LONGCAT_VIDEO)
+    plan.architecture: plan for plan in (WAN, *WAN_FAMILY, HUNYUAN_VIDEO, MINIMAX_H3, LTXV, LTXAV, LONGCAT_VIDEO, KANDINSKY5)
 }
 
 

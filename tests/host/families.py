@@ -290,6 +290,27 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "MiniMax-H3": Family(_MINIMAX_MODULE, "MiniMaxH3Model", _MINIMAX, _MINIMAX_FORWARDS, _INV_FREQ),
+    "Kandinsky 5": Family(
+        "comfy.ldm.kandinsky5.model",
+        "Kandinsky5",
+        {
+            "in_text_dim": 24,
+            "in_text_dim2": 20,
+            "time_dim": 32,
+            "model_dim": 96,
+            "ff_dim": 64,
+            "visual_embed_dim": 33,
+            "num_text_blocks": 1,
+            "num_visual_blocks": 2,
+            "axes_dims": (8, 12, 12),
+        },
+        {
+            "text": lambda: _plain(_video(33, 3, 9, 13), y=random(1, 20, seed=3)),
+            "first frame": lambda: _plain(
+                _video(33, 3, 10, 14), y=random(1, 20, seed=3), time_dim_replace=random(1, 16, 1, 10, 14, seed=4)
+            ),
+        },
+    ),
     # head counts of the released models
     "MiniMax-H3, 56 heads": Family(_MINIMAX_MODULE, "MiniMaxH3Model", heads(_MINIMAX, 56, 24), {"text": _minimax}, _INV_FREQ),
     "HunyuanVideo, 24 heads": Family(_HUNYUAN_MODULE, "HunyuanVideo", heads(_HUNYUAN, 24, 16), {"text": _hunyuan}),
