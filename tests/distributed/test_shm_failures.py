@@ -232,7 +232,7 @@ def growing(rank: int, world_size: int) -> tuple[int, int, int, int, int]:
 def test_growing_sizes_leak_nothing() -> None:
     largest = 2 * (16 + 24 * 199) * 4 * 64 * 4
     for before, highest, after, maps, blocks in run_ranks(2, growing):
-        assert after == before
+        assert after <= before
         assert highest - before < 40
         assert maps == 0
         assert blocks < 12 * largest
