@@ -37,7 +37,7 @@ def _problem() -> str | None:
     """Why the nodes cannot work here, as a sentence; None when they can."""
     try:
         _load_core()
-        from .nodes import patch, release, sampler  # noqa: F401
+        from .nodes import doctor, patch, release, sampler  # noqa: F401
 
         _longcat_nodes()
     except ImportError as error:
@@ -72,17 +72,18 @@ if "folder_paths" in sys.modules:
                 register_routes()
 
             async def get_node_list(self) -> list[type[io.ComfyNode]]:
+                from .nodes.doctor import SPDoctor
                 from .nodes.patch import SPModelPatch
                 from .nodes.release import SPRelease
                 from .nodes.sampler import SPSampler
 
-                return [SPModelPatch, SPSampler, SPRelease, *_longcat_nodes()]
+                return [SPModelPatch, SPSampler, SPRelease, SPDoctor, *_longcat_nodes()]
 
         async def comfy_entrypoint() -> SequenceParallelExtension:
             return SequenceParallelExtension()
     else:
         from .nodes.missing import stand_in
 
-        _NAMES = {"SPModelPatch": "SP Model Patch", "SPSampler": "SP Sampler", "SPRelease": "SP Release"}
+        _NAMES = {"SPModelPatch": "SP Model Patch", "SPSampler": "SP Sampler", "SPRelease": "SP Release", "SPDoctor": "SP Doctor"}
         NODE_CLASS_MAPPINGS = {node_id: stand_in(node_id, name, _reason) for node_id, name in _NAMES.items()}
         NODE_DISPLAY_NAME_MAPPINGS = {node_id: f"{name} (unavailable)" for node_id, name in _NAMES.items()}

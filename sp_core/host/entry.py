@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import logging
+import platform
 from typing import Any
 
 from ..errors import SPError
 from ..planner import NO_PINS, Pins, check_pins
-from ..pool.devices import WorkerDevice, accelerators, parse_devices
+from ..pool.devices import WorkerDevice, accelerators, maker, parse_devices, platform_problem
 from .recipe import trace
 
 log = logging.getLogger(__name__)
 
 
 def check_devices(devices: str) -> bool | str:
-    """True, or why the string names no devices that exist."""
+    """True, or why the string names no devices that exist and can work together."""
     try:
-        parse_devices(devices, *accelerators())
+        chosen = parse_devices(devices, *accelerators())
     except ValueError as error:
         return str(error)
-    return True
+    return _problem(chosen) or True
+
+
+def _problem(chosen: tuple[WorkerDevice, ...]) -> str | None:
+    """Why these devices cannot work together on this system. One alone is never a problem: it is not used."""
+    return platform_problem(platform.system(), maker(chosen[0].kind)) if len(chosen) > 1 else None
 
 
 def sampler_choices() -> tuple[list[str], list[str]]:
@@ -36,10 +42,13 @@ RELEASES = ("weights", "workers")
 
 def check_layout(devices: str, pins: Pins) -> bool | str:
     """True, or why the pinned layout cannot be laid over the devices."""
+    usable = check_devices(devices)
+    if usable is not True:
+        return usable
     try:
         # without an accelerator `auto` names none, and the model is returned unchanged as with one
         check_pins(pins, max(1, len(parse_devices(devices, *accelerators()))))
-    except (ValueError, SPError) as error:
+    except SPError as error:
         return str(error)
     return True
 
@@ -57,6 +66,8 @@ def patch_model(model: Any, devices: str, dynprompt: Any, unique_id: str, keep_l
     if len(chosen) < 2:
         log.info("SP: %s; the model stays as it is", _one_device(chosen))
         return model
+    if problem := _problem(chosen):
+        raise SPError(problem)
     if isinstance(model, SPModelPatcher):
         if model.sp.devices == chosen:
             return model

@@ -22,10 +22,11 @@ def status() -> dict[str, Any]:
     """
     current = session()
     pool = current.pool
-    there = pool is not None and not pool.over
+    if pool is not None and pool.over:
+        pool = None
     return {
-        "state": "none" if not there else "ready" if pool.usable else "starting",
-        "workers": _workers(pool) if there else [],
+        "state": "none" if pool is None else "ready" if pool.usable else "starting",
+        "workers": [] if pool is None else _workers(pool),
         "models": [_model(model) for model in current.models],
     }
 

@@ -30,6 +30,38 @@ def accelerators() -> tuple[str, int]:
     return accelerator.type, torch.accelerator.device_count()
 
 
+#: (operating system, kind of device) -> why its workers cannot work together; what is not listed works
+_REFUSED = {
+    ("Windows", "cuda"): "torch for Windows has no NCCL, which the GPUs would talk through",
+    ("Windows", "rocm"): "torch for Windows has no RCCL, which the GPUs would talk through",
+    ("Windows", "xpu"): "torch for Windows has no oneCCL, which the GPUs would talk through",
+    ("Windows", "cpu"): "worker processes share memory and signals in a way that Windows does not have",
+    ("Darwin", "mps"): "a Mac has one GPU, so there is nothing to share",
+}
+_INSTEAD = {
+    "Windows": "Run ComfyUI under WSL2, or remove SP Model Patch",
+    "Darwin": "Remove SP Model Patch; cpu:2 works, for trying things out",
+}
+
+
+def platform_problem(system: str, kind: str) -> str | None:
+    """Why several devices of this kind cannot be used together on this system; None where they can.
+
+    Args:
+        system: as ``platform.system()`` says.
+        kind: cpu, cuda (NVIDIA), rocm, xpu or mps.
+    """
+    reason = _REFUSED.get((system, kind))
+    return None if reason is None else f"Several devices ({kind}) cannot work together on {system}: {reason}. {_INSTEAD[system]}"
+
+
+def maker(kind: str) -> str:
+    """The kind of a torch device type: torch calls AMD's GPUs cuda too."""
+    import torch
+
+    return "rocm" if kind == "cuda" and torch.version.hip else kind
+
+
 def parse_devices(text: str, kind: str, visible: int) -> tuple[WorkerDevice, ...]:
     """Read ``auto``, ``0,1,3`` or ``cpu:4``.
 

@@ -1,0 +1,97 @@
+"""What to expect on a machine, in sentences. Pure functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..bench.plan_table import MODELS
+from ..cost import Machine, ModelShape, predict
+from ..planner import choose
+
+#: of the planner's table, those that most people run
+EXPECTED = ("Wan 2.1/2.2 14B", "LTX-2", "HunyuanVideo")
+#: below this, more devices are not worth their price
+WORTHWHILE = 1.1
+
+
+def expectations(machine: Machine, devices: int, may_idle: bool = True) -> list[dict[str, Any]]:
+    """For each model: seconds of a forward on one and on all devices, and the best use of them.
+
+    The forward is one with two conditionings (CFG), which may be halved; ``speed_up`` 1 means that one device is
+    as fast as any number.
+    """
+    rows = []
+    for shape, size, tokens in MODELS:
+        if shape.name not in EXPECTED:
+            continue
+        decision = choose(devices, 2, shape=shape, tokens=tokens, machine=machine, may_idle=may_idle)
+        assert decision.cost is not None and decision.one_device is not None
+        rows.append(
+            {
+                "model": shape.name,
+                "size": size,
+                "one_device_s": decision.one_device.total_s,
+                "all_devices_s": decision.cost.total_s,
+                "devices_used": decision.degrees.ranks,
+                "layout": decision.degrees.describe(),
+                "speed_up": decision.one_device.total_s / decision.cost.total_s,
+                "exchange_share": _exchange_share(shape, tokens, machine, decision),
+            }
+        )
+    return rows
+
+
+def _exchange_share(shape: ModelShape, tokens: int, machine: Machine, decision: Any) -> float:
+    cost = predict(shape, tokens, 2, machine, decision.degrees)
+    return (cost.exchange_s + cost.latency_s) / cost.total_s
+
+
+def sentences(row: dict[str, Any], devices: int) -> str:
+    """One row of :func:`expectations` for a person."""
+    what = f"{row['model']} {row['size']}"
+    if devices < 2:
+        return f"{what}: one device, so no speed-up."
+    if row["devices_used"] < 2 or row["speed_up"] < WORTHWHILE:
+        return f"{what}: one device is faster. The exchange would take longer than the work it saves."
+    idle = devices - row["devices_used"]
+    text = (
+        f"{what}: about {row['speed_up']:.1f} times as fast on {row['devices_used']} devices "
+        f"({row['layout']}; {100 * row['exchange_share']:.0f} % of the time in exchange)"
+    )
+    return text + (f". {idle} would stay idle, since more would be slower." if idle else ".")
+
+
+def verdict(report: dict[str, Any]) -> list[str]:
+    """The report's conclusions: what works, what does not, and what to expect. Never empty."""
+    found = report["devices"]
+    lines = [found["problem"]] if found.get("problem") else []
+    count = len(found["accelerators"])
+    links = report["links"]
+    if "error" in links:
+        return [*lines, f"No workers can be started: {links['error']}"]
+    lines.append(f"Exchange: {links['reason']}.")
+    if count < 2:
+        what = "one accelerator" if count else "no accelerator"
+        lines.append(
+            f"This machine shows {what}: one device is faster. CPU workers (cpu:2) share its cores and exist to try things out; "
+            "they bring no speed."
+        )
+        return lines + [sentences(row, count) for row in report["expected"]]
+    lines += _peer_access(found)
+    machine = Machine("this machine", links["flops"], links["bandwidth"], links["latency_s"])
+    lines += [sentences(row, count) for row in report["expected"]]
+    lines.append(
+        f"Predicted from {machine.flops / 1e12:.3g} TFLOP/s a device, {machine.bandwidth / 1e9:.3g} GB/s that every device can send "
+        f"at once, {machine.latency_s * 1e6:.3g} us a collective, all measured now. Text encoder and VAE take what they took before."
+    )
+    return lines
+
+
+def _peer_access(found: dict[str, Any]) -> list[str]:
+    matrix = found.get("peer_access")
+    if matrix is None:
+        return []
+    missing = [f"{a}-{b}" for a, row in enumerate(matrix) for b, access in enumerate(row) if a < b and not access]
+    if not missing:
+        return ["Every GPU can reach every other's memory."]
+    return [f"No peer access between GPUs {', '.join(missing)}: their exchange goes through main memory, which is slower."]

@@ -1,0 +1,89 @@
+"""The doctor: its sentences are honest, its picture shows what was measured, its JSON is JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sp_core.cost import Machine
+from sp_core.doctor.heatmap import CELL, heat_map
+from sp_core.doctor.verdict import EXPECTED, expectations, sentences, verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+NVLINK = Machine("H100 NVLink", 600e12, 450e9)
+STAGED = Machine("4090 without P2P", 140e12, 10e9)
+STRING = Machine("a link like wet string", 600e12, 20e6)
+
+
+def report(count: int, links: dict | None = None, expected: list | None = None, **devices) -> dict:
+    found = {"accelerators": [{}] * count, **devices}
+    default = {"reason": "nccl", "flops": 1e14, "bandwidth": 1e10, "latency_s": 4e-5}
+    return {"devices": found, "links": links or default, "expected": expected or []}
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 8, 16])
+def test_every_model_is_spoken_of(devices: int) -> None:
+    rows = expectations(NVLINK, devices)
+    assert tuple(row["model"] for row in rows) == EXPECTED
+    assert all(1 <= row["speed_up"] <= devices for row in rows)
+
+
+def test_a_faster_link_promises_more() -> None:
+    for fast, slow in zip(expectations(NVLINK, 8), expectations(STAGED, 8), strict=True):
+        assert fast["speed_up"] > slow["speed_up"]
+        assert "times as fast on 8 devices" in sentences(fast, 8)
+
+
+def test_an_odd_number_of_devices_that_halves_nothing_pays_for_the_exchange() -> None:
+    row = next(row for row in expectations(STRING, 3, may_idle=True) if row["model"] == "LTX-2")
+    assert row["devices_used"] < 3
+    assert "one device is faster" in sentences({**row, "devices_used": 1}, 3)
+    assert "1 would stay idle" in sentences({**row, "devices_used": 2, "speed_up": 1.9}, 3)
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, "no accelerator: one device is faster"), (1, "one accelerator: one device is faster")])
+def test_one_device_is_called_faster(count: int, words: str) -> None:
+    assert any(words in line for line in verdict(report(count)))
+
+
+def test_missing_peer_access_is_named() -> None:
+    lines = verdict(report(3, peer_access=[[1, 1, 0], [1, 1, 1], [0, 1, 1]]))
+    assert any("No peer access between GPUs 0-2:" in line for line in lines)
+    assert any("can reach every other" in line for line in verdict(report(2, peer_access=[[1, 1], [1, 1]])))
+
+
+def test_a_pool_that_does_not_start_is_the_verdict() -> None:
+    assert verdict(report(2, links={"error": "The disk is full"})) == ["No workers can be started: The disk is full"]
+
+
+def test_the_picture_shows_each_pair() -> None:
+    rates = [[0.0, 12e9, 25e9], [12e9, 0.0, 1e9], [25e9, 1e9, 0.0]]
+    picture = heat_map(rates)
+    assert picture.shape == (1, 4 * CELL, 4 * CELL, 3) and picture.min() >= 0 and picture.max() <= 1
+
+    def corner(row: int, column: int) -> torch.Tensor:
+        return picture[0, (row + 1) * CELL + 3, (column + 1) * CELL + 3]
+
+    assert corner(0, 2).sum() > corner(0, 1).sum() > corner(1, 2).sum()
+    assert torch.equal(corner(0, 1), corner(1, 0))
+    assert torch.allclose(corner(1, 1), corner(0, 0)) and corner(0, 0).sum() < corner(1, 2).sum()
+
+
+def test_no_measured_link_gives_a_picture_too() -> None:
+    assert heat_map([[0.0]]).shape == (1, 2 * CELL, 2 * CELL, 3)
+    assert heat_map([[0.0, 0.0], [0.0, 0.0]]).isfinite().all()
+
+
+def test_the_command_prints_json_and_measures_a_link() -> None:
+    done = subprocess.run([sys.executable, "-m", "sp_core", "doctor", "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout)
+    size = len(told["links"]["devices"])
+    assert size >= 2 and told["links"]["transport"]
+    assert all((told["links"]["links"][a][b] > 0) == (a != b) for a in range(size) for b in range(size))
+    assert told["verdict"] and told["versions"]["torch"]
