@@ -64,9 +64,8 @@ def works(server: ComfyServer, expected: torch.Tensor) -> None:
 def nothing_left(server: ComfyServer, temporary: Path, old: list[int]) -> None:
     """Of the workers ``old``: no process, no private directory beyond the living pool's."""
     wait_for(lambda: not any(map(alive, old)), 5, f"the processes {old} to end")
-    living = pids(server)
-    assert set(children(server.process.pid)) <= set(living), "child processes that are no workers"
-    assert len(private_directories(temporary)) == bool(living), private_directories(temporary)
+    wait_for(lambda: set(children(server.process.pid)) <= set(pids(server)), 5, "child processes that are no workers to end")
+    wait_for(lambda: len(private_directories(temporary)) == bool(pids(server)), 5, "the private directory to go")
 
 
 def fault(kind: str, rank: int, call: int = 4) -> Callable[[Branch, Link], Link]:
@@ -169,7 +168,8 @@ def test_a_rank_is_killed_at_a_random_moment(own: ComfyServer, expected: torch.T
             own.wait(prompt_id, 60)
         else:
             wait_for(lambda: status(own)["state"] == "none", 10, "the pool to notice a death between prompts")
-        nothing_left(own, temporary, old) if moment != "load" else None
+        if not (moment == "load" and pids(own) == old):  # a load may be over before it is hit, and the next prompt notices
+            nothing_left(own, temporary, old)
         works(own, expected)
         now = open_things(own.process.pid)
         if number >= len(MOMENTS) - 1 or baseline is None:
