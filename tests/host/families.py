@@ -97,9 +97,8 @@ class Family:
     def build(self) -> Any:
         import comfy.ops
 
-        with torch.device("meta"):
-            model_class = getattr(importlib.import_module(self.module), self.class_name)
-            model = model_class(**self.arguments, dtype=torch.float32, device="meta", operations=comfy.ops.disable_weight_init)
+        model_class = getattr(importlib.import_module(self.module), self.class_name)
+        model = model_class(**self.arguments, dtype=torch.float32, device="cpu", operations=comfy.ops.disable_weight_init)
         weights = random_weights(model, 11)
         weights |= {name: make() for name, make in self.buffers.items()}
         model.load_state_dict(weights, assign=True)
@@ -299,7 +298,7 @@ FAMILIES: dict[str, Family] = {
             "time_dim": 32,
             "model_dim": 96,
             "ff_dim": 64,
-            "visual_embed_dim": 33,
+            "visual_embed_dim": 132,
             "num_text_blocks": 1,
             "num_visual_blocks": 2,
             "axes_dims": (8, 12, 12),

@@ -1,0 +1,75 @@
+"""Segments and whole tokens, cut for each rank of flat and tiled layouts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sp_core.errors import SPError
+from sp_core.layout import FlatLayout, SequenceLayout, TileLayout
+from sp_core.plans.cuts import joint_by_token, joint_segments, segment, segments
+from sp_core.plans.run import Run
+
+LAYOUTS = [FlatLayout(30, 4), TileLayout((2, 5, 3), (1, 3)), TileLayout((2, 4, 3), (2, 1), prefix=3, suffix=3)]
+SEGMENTS = [(0, 4, 7), (4, 5, 2), (5, 21, 7), (21, None, 0)]
+
+
+def run_of(layout: SequenceLayout, rank: int, whole: int = 0) -> Run:
+    run = Run(rank, layout.world_size)
+    run.start(layout)
+    run.whole_tokens = whole
+    return run
+
+
+def rows(value: list, tokens: int) -> list[int]:
+    """Row of each token, one by one; segments must be in order and without holes."""
+    found: list[int] = []
+    for start, stop, row in value:
+        assert start == len(found)
+        found += [row] * ((tokens if stop is None else stop) - start)
+    assert len(found) == tokens
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.describe())
+def test_each_token_keeps_its_row(layout: SequenceLayout) -> None:
+    whole = rows(SEGMENTS, layout.tokens)
+    for rank in range(layout.world_size):
+        own = torch.arange(layout.tokens)[layout.indices(rank)].tolist()
+        assert rows(segments(SEGMENTS, run_of(layout, rank)), len(own)) == [whole[i] for i in own]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.describe())
+def test_segments_that_count_the_text(layout: SequenceLayout) -> None:
+    """HunyuanVideo's single blocks: the first frame's tokens are counted from the first text token on."""
+    text, value = 3, [(0, 10, 0), (10, None, 1)]
+    whole = rows(value, text + layout.tokens)
+    for rank in range(layout.world_size):
+        own = torch.arange(layout.tokens)[layout.indices(rank)].tolist()
+        expected = whole[:text] + [whole[text + i] for i in own]
+        assert rows(joint_segments(value, run_of(layout, rank, text)), text + len(own)) == expected
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.describe())
+def test_whole_tokens_stay_in_front(layout: SequenceLayout) -> None:
+    table = torch.arange(2 * (4 + layout.tokens)).view(1, 1, -1, 2)
+    for rank in range(layout.world_size):
+        cut = joint_by_token(2)(table, run_of(layout, rank, 4))
+        assert torch.equal(cut[:, :, :4], table[:, :, :4])
+        assert torch.equal(cut[:, :, 4:], layout.shard(table[:, :, 4:], rank, 2))
+
+
+def test_parts_of_one_segment_make_it_whole() -> None:
+    layout = FlatLayout(23, 4)
+    for start, stop in ((0, 23), (5, 7), (6, 6), (17, 23), (11, None)):
+        found: list[int] = []
+        for rank in range(4):
+            lower, upper, row = segment((start, stop, 9), run_of(layout, rank))
+            assert row == 9 and 0 <= lower <= upper <= layout.counts[rank]
+            found += list(range(23))[layout.indices(rank)][lower:upper]
+        assert found == list(range(23))[start:stop]
+
+
+def test_one_segment_needs_a_flat_layout() -> None:
+    with pytest.raises(SPError, match="can only be shared flat"):
+        segment((0, 4, 0), run_of(LAYOUTS[1], 0))
