@@ -20,6 +20,10 @@ def spoiled(checkpoint: str, how: str, turn: int) -> Case:
         wire = branch.add("SPTestSabotage", model=load(branch, checkpoint), how=how, turn=turn)[0]
         if checkpoint == "tiny_ltxav":
             words, start = text(branch, 48, 16, frame_rate=25.0), latent(branch, "1,128,3,5,7;1,8,13,16")
+        elif checkpoint == "tiny_ltxv":
+            plain = text(branch, 48, 16, frame_rate=25.0)
+            words = tuple(branch.add("SPTestTextMask", conditioning=c, hidden=5)[0] for c in plain)  # type: ignore[assignment]
+            start = latent(branch, "1,128,3,5,7")
         else:
             words, start = text(branch, 4096), latent(branch, "1,48,4,10,14", scale=1.0, mask="ramp")
         return sample(branch, branch.patch(wire), words, start)
@@ -43,9 +47,10 @@ def test_frames_of_their_own_time(server: ComfyServer, spoil: Spoil) -> None:
     assert max(errors(server, spoil("tiny_wan22_5b", "nothing"))) <= 2e-5
 
 
-def test_self_attention(server: ComfyServer, spoil: Spoil) -> None:
-    assert max(errors(server, spoil("tiny_wan22_5b", "no exchange"))) > 1e-2
-    assert max(errors(server, spoil("tiny_wan22_5b", "nothing"))) <= 2e-5
+@pytest.mark.parametrize("checkpoint", ["tiny_wan22_5b", "tiny_ltxv"])
+def test_self_attention(server: ComfyServer, spoil: Spoil, checkpoint: str) -> None:
+    assert max(errors(server, spoil(checkpoint, "no exchange"))) > 1e-2
+    assert max(errors(server, spoil(checkpoint, "nothing"))) <= 2e-5
 
 
 @pytest.mark.parametrize("how", ["no exchange", "video to audio forgotten"])

@@ -27,7 +27,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, list[Case]]] = {
     "auto": ({}, "4 devices", [wan.two_videos_of_odd_size, WAN_FRAMES, LTX_MASK, LTX_GUIDES, LTX_STG, LTX_VIDEO]),
     "tiles": (
         {"layout": "tiles", "cfg_split": 1},
-        "tiles 2x2",
+        "tiles 1x4",
         [wan.reference_latent, wan.in_context_latents, LTX_MASK, LTX_FRAMES, LTX_GUIDES],
     ),
     "ring": ({"ring": 2, "cfg_split": 1}, "ring 2", [WAN_FRAMES, LTX_MASK]),
