@@ -72,6 +72,8 @@ WINDOWS = {
     "freenoise": False,
 }
 
+NAG = hunyuan("NAGuidance_joint", "NAGuidance", first=True, nag_scale=4.0, nag_alpha=0.4, nag_tau=1.5)
+
 WORK: list[Case] = [
     before("SPTestAttentionOverride"),
     before("SPTestHeadChunks"),
@@ -81,7 +83,7 @@ WORK: list[Case] = [
     before("SkipLayerGuidanceDiT", double_layers="0, 2", single_layers="", **SLG),
     behind("SkipLayerGuidanceDiT", double_layers="1", single_layers="", **SLG),
     hunyuan("SkipLayerGuidanceDiT_joint", "SkipLayerGuidanceDiT", first=False, double_layers="0", single_layers="1", **SLG),
-    hunyuan("NAGuidance_joint", "NAGuidance", first=True, nag_scale=4.0, nag_alpha=0.4, nag_tau=1.5),
+    NAG,
     behind("WanContextWindowsManual", "1,16,7,6,10", **WINDOWS),
 ]
 
@@ -89,12 +91,12 @@ WORK: list[Case] = [
 @pytest.mark.parametrize("case", WORK, ids=lambda case: case.__name__)
 def test_equals_stock(server: ComfyServer, case: Case, require: Callable[[Case], None]) -> None:
     require(case)
-    compare(server, case, "cpu:2")
+    compare(server, case, "cpu:2", cfg_split=1)
 
 
 def test_chunks_where_heads_do_not_divide(server: ComfyServer) -> None:
     """Three heads in groups of one on two ranks: each rank is without a head at times."""
-    compare(server, before("SPTestHeadChunks"), "cpu:4")
+    compare(server, before("SPTestHeadChunks"), "cpu:4", cfg_split=1)
 
 
 @pytest.mark.parametrize("case", [WORK[0], WORK[2], WORK[3], WORK[6]], ids=lambda case: case.__name__)
@@ -104,12 +106,19 @@ def test_the_patch_changes_the_picture(server: ComfyServer, case: Case) -> None:
     assert (run_sp(server, case).parts[0] - plain).norm() / plain.norm() > 1e-3
 
 
+def test_guidance_that_compares_conditionings_keeps_them_together(server: ComfyServer, require: Callable[[Case], None]) -> None:
+    """Two devices would else take one conditioning each, and the guidance would find nothing to compare."""
+    require(NAG)
+    comparison = compare(server, NAG, "cpu:2")
+    assert "CFG" not in comparison.layout
+
+
 @pytest.mark.parametrize("node", ["EasyCache", "LazyCache"])
 def test_steps_are_skipped_once_for_all(server: ComfyServer, node: str, require: Callable[[Case], None]) -> None:
     """The decision falls in the UI process, so the workers are not asked at all for a step that is left out."""
     case = behind(node, steps=8, **CACHE)
     require(case)
-    comparison = compare(server, case, "cpu:2")
+    comparison = compare(server, case, "cpu:2", cfg_split=1)
     computed = int(re.search(r"forwards: (\d+)", comparison.sp.report).group(1))  # type: ignore[union-attr]
     assert 0 < computed < 8
 

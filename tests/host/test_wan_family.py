@@ -137,7 +137,7 @@ CASES: list[Case] = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_same_as_stock(server: ComfyServer, devices: str, case: Case, require: Callable[[Case], None]) -> None:
     require(case)
-    compare(server, case, devices)
+    compare(server, case, devices, cfg_split=1)
 
 
 def test_a_face_moves_a_tile(server: ComfyServer) -> None:
@@ -146,5 +146,5 @@ def test_a_face_moves_a_tile(server: ComfyServer) -> None:
     def face(branch: Branch) -> dict[str, Any]:
         return {"face_video": picture(branch, 5, 6), "continue_motion_max_frames": 5, "video_frame_offset": 0}
 
-    comparison = compare(server, conditioned("tiny_animate", "WanAnimateToVideo", face, "face"), "cpu:2")
+    comparison = compare(server, conditioned("tiny_animate", "WanAnimateToVideo", face, "face"), "cpu:2", cfg_split=1)
     assert "tiles" in comparison.sp.report
