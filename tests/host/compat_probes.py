@@ -1,0 +1,336 @@
+"""What this extension relies on in ComfyUI, tried one by one. ``python compat_probes.py <ComfyUI>`` prints JSON: probe -> problem or "".
+
+Each probe does the smallest real thing that would go wrong, and its message says what the host changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PROBES: dict[str, Callable[[], None]] = {}
+
+
+def probe(function: Callable[[], None]) -> Callable[[], None]:
+    PROBES[function.__name__] = function
+    return function
+
+
+def expect(truth: Any, changed: str) -> None:
+    if not truth:
+        raise AssertionError(changed)
+
+
+class Server:
+    """What the worker gives the executor."""
+
+    client_id = None
+    last_node_id = None
+    last_prompt_id = None
+
+    def send_sync(self, event: str, data: Any, sid: Any = None) -> None:
+        pass
+
+
+IMAGE = {"a": {"class_type": "EmptyImage", "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": 0}}}
+INVERTED = {**IMAGE, "b": {"class_type": "ImageInvert", "inputs": {"image": ["a", 0]}}}
+
+
+@probe
+def where_the_host_is_and_which() -> None:
+    from sp_core.host import compat
+
+    expect(Path(compat.host_root(), "main.py").is_file(), "folder_paths.py no longer lies in the host's root")
+    expect(compat.version()[0].isdigit(), "comfyui_version.__version__ is no version")
+
+
+@probe
+def the_executor_runs_a_part_of_a_graph_and_remembers_it() -> None:
+    import copy
+
+    import torch
+
+    from sp_core.host import compat
+
+    executor = compat.make_executor(Server())
+    with torch.inference_mode():
+        executor.execute(copy.deepcopy(INVERTED), "one", {}, ["b"])
+    expect(executor.success, f"PromptExecutor.execute(graph, id, extra, [node]) failed: {executor.status_messages}")
+    outputs = compat.cached_outputs(executor, "b")
+    expect(outputs and tuple(outputs[0][0].shape) == (1, 8, 8, 3), "PromptExecutor.caches.outputs.get(node).outputs is not slot by slot")
+    first = outputs[0][0]
+    with torch.inference_mode():
+        executor.execute(copy.deepcopy(INVERTED), "two", {}, ["b"])
+    expect(compat.cached_outputs(executor, "b")[0][0] is first, "the classic cache computes an unchanged graph again")
+    compat.trim_cache(executor, IMAGE)
+    expect(compat.cached_outputs(executor, "b") is None, "the classic cache keeps nodes that are no longer in the graph")
+
+
+@probe
+def a_failed_graph_says_which_node() -> None:
+    import torch
+
+    from sp_core.host import compat
+    from sp_core.host.service import _execution_error
+
+    executor = compat.make_executor(Server())
+    graph = {"bad": {"class_type": "ImageInvert", "inputs": {}}}
+    with torch.inference_mode():
+        executor.execute(graph, "three", {}, ["bad"])
+    expect(not executor.success, "PromptExecutor.success is true after a failure")
+    expect(_execution_error(executor.status_messages).startswith("bad: "), "status_messages has no execution_error with node_id")
+
+
+@probe
+def one_node_pack_can_be_loaded() -> None:
+    import nodes
+    from sp_core.host import compat
+
+    path = Path(compat.host_root(), "comfy_extras", "nodes_model_advanced.py")
+    expect(path.is_file(), "comfy_extras/nodes_model_advanced.py is gone")
+    expect(compat.load_node_pack(str(path), "comfy_extras"), "nodes.load_custom_node(path, module_parent=...) does not load a file")
+    expect("ModelSamplingSD3" in nodes.NODE_CLASS_MAPPINGS, "a loaded pack's nodes are not in NODE_CLASS_MAPPINGS")
+    known = compat.node_catalogue()
+    expect(known.get("ModelSamplingSD3") == ("comfy_extras", str(path)), "RELATIVE_PYTHON_MODULE does not lead to the file")
+
+
+@probe
+def cancel_is_asked_for_and_taken_back() -> None:
+    import comfy.model_management as management
+
+    from sp_core.host import compat
+
+    compat.set_interrupt(True)
+    expect(compat.interrupted(), "processing_interrupted() does not see interrupt_current_processing()")
+    with contextlib.suppress(management.InterruptProcessingException):
+        compat.raise_interrupt()
+    expect(not compat.interrupted(), "throwing InterruptProcessingException does not take the request back")
+
+
+def _patcher() -> tuple[Any, list[str]]:
+    import comfy.model_management as management
+    import comfy.model_patcher
+    import torch
+
+    calls: list[str] = []
+
+    class Recording(comfy.model_patcher.ModelPatcher):
+        resident = 0
+
+        def loaded_size(self) -> int:
+            return self.resident
+
+        def partially_load(self, device_to: Any, extra_memory: Any = 0, force_patch_weights: bool = False) -> int:
+            calls.append("partially_load")
+            self.patch_model(device_to, load_weights=False)
+            self.model.device = device_to
+            self.resident = 1 << 20
+            return self.resident
+
+        def partially_unload(self, device_to: Any, memory_to_free: Any = 0, force_patch_weights: bool = False) -> int:
+            calls.append("partially_unload")
+            return int(memory_to_free)
+
+        def detach(self, unpatch_all: bool = True) -> Any:
+            calls.append("detach")
+            self.resident = 0
+            return super().detach(unpatch_all)
+
+    device = management.get_torch_device()
+    return Recording(torch.nn.Linear(4, 4), load_device=device, offload_device=device, size=1 << 20), calls
+
+
+@probe
+def memory_management_asks_a_patched_model() -> None:
+    import comfy.model_management as management
+    import torch
+
+    from sp_core.host import compat
+
+    patcher, calls = _patcher()
+    management.load_models_gpu([patcher])
+    expect("partially_load" in calls, "load_models_gpu does not call ModelPatcher.partially_load")
+    expect(compat.loaded_weights(torch.device("cpu")) >= 1 << 20, "current_loaded_models has no device and model_loaded_memory() any more")
+    calls.clear()
+    measured = management.get_free_memory
+    management.get_free_memory = lambda device=None, torch_free_too=False: (0, 0) if torch_free_too else 0
+    try:
+        management.free_memory(1 << 10, patcher.load_device)
+    finally:
+        management.get_free_memory = measured
+    expect(calls == ["partially_unload"], f"a small demand calls {calls} instead of partially_unload")
+    calls.clear()
+    management.unload_all_models()
+    expect(calls == ["detach"], f"unload_all_models calls {calls} instead of detach")
+
+
+@probe
+def one_model_can_be_unloaded() -> None:
+    import comfy.model_management as management
+    import torch
+
+    from sp_core.host import compat
+
+    patcher, calls = _patcher()
+    management.load_models_gpu([patcher])
+    calls.clear()
+    compat.unload(patcher)
+    expect("detach" in calls, "unload_model_and_clones (or unload_all_models) does not detach the model")
+    expect(compat.loaded_weights(torch.device("cpu")) == 0, "an unloaded model is still counted")
+
+
+@probe
+def patches_behind_our_node_come_through_these_methods() -> None:
+    from comfy.model_patcher import ModelPatcher
+
+    from sp_core.host.patcher import SPModelPatcher
+
+    for name, mine in vars(SPModelPatcher).items():
+        theirs = getattr(ModelPatcher, name, None)
+        if not inspect.isfunction(mine) or theirs is None or name.startswith("__"):
+            continue
+        parameters = inspect.signature(theirs).parameters.values()
+        wanted = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+        have = inspect.signature(mine).parameters
+        takes_any = any(p.kind is p.VAR_POSITIONAL for p in have.values())
+        expect(takes_any or set(wanted) <= set(have), f"ModelPatcher.{name} takes {wanted}, our override takes {list(have)}")
+    for name in ("add_patches", "add_object_patch", "set_model_patch", "set_model_patch_replace", "clone", "pre_run", "cleanup"):
+        expect(hasattr(ModelPatcher, name), f"ModelPatcher.{name} is gone: patches behind SP Model Patch would not be noticed")
+
+
+@probe
+def attention_asks_an_override() -> None:
+    import torch
+    from comfy.ldm.modules.attention import optimized_attention
+
+    seen = []
+
+    def override(function: Any, q: Any, k: Any, v: Any, heads: int, *args: Any, **kwargs: Any) -> Any:
+        seen.append(heads)
+        return function(q, k, v, heads, *args, **kwargs)
+
+    x = torch.randn(1, 6, 8)
+    out = optimized_attention(x, x, x, 2, transformer_options={"optimized_attention_override": override})
+    expect(seen == [2] and out.shape == x.shape, "optimized_attention does not call transformer_options['optimized_attention_override']")
+
+
+@probe
+def wrappers_run_around_the_diffusion_model() -> None:
+    from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
+
+    options = {"wrappers": {WrappersMP.DIFFUSION_MODEL: {"key": [lambda executor, x: executor(x) + 1]}}}
+    wrappers = get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options)
+    run = WrapperExecutor.new_class_executor(lambda x: 2 * x, None, wrappers)
+    expect(run.execute(3) == 7, "DIFFUSION_MODEL wrappers are found or run in another way")
+
+
+@probe
+def samplers_have_names_and_one_function() -> None:
+    import nodes
+    from sp_core.host.entry import sampler_choices
+
+    samplers, schedulers = sampler_choices()
+    expect("euler" in samplers and "simple" in schedulers, "comfy.samplers.KSampler has no SAMPLERS and SCHEDULERS")
+    wanted = ["model", "seed", "steps", "cfg", "sampler_name", "scheduler", "positive", "negative", "latent"]
+    expect(list(inspect.signature(nodes.common_ksampler).parameters)[:9] == wanted, "nodes.common_ksampler takes other arguments")
+
+
+@probe
+def workers_understand_the_command_line() -> None:
+    from comfy.cli_args import parser
+
+    from sp_core.host.arguments import worker_arguments
+
+    line = "--listen 0.0.0.0 --port 8188 --lowvram --reserve-vram 1.5 --fp32-unet --cuda-device 0 --cache-lru 3 --preview-method auto"
+    flags = worker_arguments([*line.split(), "--disable-smart-memory"], cpu=False)
+    try:
+        parsed = parser.parse_args(flags)
+    except SystemExit:
+        raise AssertionError(f"the host does not understand {flags}") from None
+    expect(parsed.lowvram and parsed.disable_smart_memory and parsed.disable_all_custom_nodes, "a flag got lost on the way to the workers")
+    expect(parsed.cuda_device is None and parsed.cache_lru == 0, "a flag of the server reached the workers")
+    expect(parser.parse_args(worker_arguments(["--highvram"], cpu=True)).cpu, "--cpu is not what CPU workers are told with")
+
+
+@probe
+def the_node_that_runs_is_known() -> None:
+    from comfy_execution.utils import CurrentNodeContext
+
+    from sp_core.host import compat
+
+    with CurrentNodeContext("prompt", "17"):
+        expect(compat.executing_node()[0] == "17", "get_executing_context() does not tell the running node")
+
+
+@probe
+def the_server_takes_routes_and_progress_lines() -> None:
+    import asyncio
+
+    import server
+
+    from sp_core.host import compat
+    from sp_core.host.routes import register_routes
+
+    if not hasattr(server.PromptServer, "instance"):
+        expect(compat.server_routes() is None, "a server is found where none was made")
+        server.PromptServer(asyncio.new_event_loop())
+    expect(register_routes(), "PromptServer.instance.routes is gone")
+    paths = [route.path for route in server.PromptServer.instance.routes]
+    expect("/sp/status" in paths, "a route that was added is not in the table")
+    parameters = list(inspect.signature(server.PromptServer.send_progress_text).parameters)
+    expect(parameters[1:3] == ["text", "node_id"], f"PromptServer.send_progress_text takes {parameters}")
+
+
+@probe
+def a_model_has_what_a_twin_of_it_needs() -> None:
+    import comfy.model_base
+    from comfy.model_patcher import ModelPatcher
+
+    source = inspect.getsource(ModelPatcher.__init__) + inspect.getsource(comfy.model_base.BaseModel.__init__)
+    counted = ("model_loaded_weight_memory", "lowvram_patch_counter", "model_lowvram")
+    for name in (*counted, "current_weight_patches_uuid", "memory_usage_factor"):
+        expect(name in source, f"a model has no {name} any more, so a second patcher on one model would share what it replaces it by")
+    expect(hasattr(comfy.model_base.BaseModel, "memory_required"), "BaseModel.memory_required is gone")
+
+
+@probe
+def nodes_can_be_declared() -> None:
+    from comfy_api.latest import ComfyExtension, io
+
+    expect(hasattr(ComfyExtension, "on_load"), "ComfyExtension.on_load is gone: /sp/status would not be registered")
+    for name in ("search_aliases", "is_output_node", "hidden", "description"):
+        expect(name in inspect.signature(io.Schema.__init__).parameters, f"io.Schema takes no {name}")
+    expect(all(hasattr(io, name) for name in ("AnyType", "Model", "Latent", "Conditioning", "Hidden")), "an io type is gone")
+
+
+def main(host: str) -> None:
+    root = Path(__file__).resolve().parents[2]
+    # as in a worker: the host's own folder first, both have a module called nodes
+    sys.path[:0] = [host, str(root)]
+    sys.argv = [str(Path(host, "main.py")), "--cpu", "--disable-all-custom-nodes"]
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
+    from sp_core.host import compat
+
+    compat.import_main()
+    found = {}
+    for name, function in PROBES.items():
+        try:
+            function()
+            found[name] = ""
+        except AssertionError as error:
+            found[name] = str(error)
+        except BaseException:
+            found[name] = traceback.format_exc(limit=-3)
+    print("\nprobes: " + json.dumps({"version": compat.version(), "found": found}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
