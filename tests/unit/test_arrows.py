@@ -14,6 +14,7 @@ CORE = ROOT / "sp_core"
 #: a module may import what has its own number or a lower one
 LEVELS = {
     "errors": 0,
+    "machine": 0,
     "layout": 0,
     "comm": 1,
     "mesh": 1,
