@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sp_core.plans import PLANS
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -36,6 +38,11 @@ def test_readme_lists_every_workflow() -> None:
     text = (ROOT / "README.md").read_text()
     for path in (ROOT / "workflows").glob("*.json"):
         assert f"| {path.stem} |" in text
+
+
+def test_readme_lists_every_architecture() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in PLANS if f"`{name}`" not in text] == []
 
 
 def test_every_help_page_has_its_translation() -> None:
