@@ -6,6 +6,7 @@ For what would be slow through a server: head counts that do not divide, five ra
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 import traceback
 from collections.abc import Callable
@@ -83,6 +84,13 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its package is not there
+        return False
+
+
 @dataclass(frozen=True)
 class Family:
     """A class, its arguments, and forwards by name: each a function that makes the keyword arguments anew."""
@@ -93,6 +101,9 @@ class Family:
     forwards: dict[str, Callable[[], dict[str, Any]]]
     #: arguments that are no tensors of the checkpoint: buffers with meaning
     buffers: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
+
+    def known_to_the_host(self) -> bool:
+        return _exists(self.module) and hasattr(importlib.import_module(self.module), self.class_name)
 
     def build(self) -> Any:
         import comfy.ops
@@ -332,6 +343,8 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
     def answer(family: str, name: str, size: int, layout: str) -> dict[str, Any] | None:
         if rank >= size:
             return None
+        if not FAMILIES[family].known_to_the_host():
+            return {"missing": FAMILIES[family].class_name}
         try:
             return compared(family, name, size, layout)
         except Exception:

@@ -84,10 +84,9 @@ def test_options_written_without_the_patchers_methods(server: ComfyServer, case:
 
 
 def test_a_patch_that_a_guidance_adds_while_sampling(server: ComfyServer) -> None:
-    """Skip-layer guidance sits in the UI process and patches blocks for one forward: no place in the graph would do."""
-    settings = {"double_layers": "1", "single_layers": "", "scale": 3.0, "start_percent": 0.0, "end_percent": 1.0, "rescaling_scale": 0.0}
+    """It sits in the UI process and changes a block for one forward: no place in the graph would do."""
     for place in (behind, before):
-        message = failure(server, place("SkipLayerGuidanceDiT", **settings))
+        message = failure(server, place("SPTestPatchWhileSampling"))
         assert "while sampling" in message, message
         assert "patches_replace.dit" in message
         assert "Remove" in message
