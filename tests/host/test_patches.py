@@ -70,6 +70,8 @@ WINDOWS = {
     "closed_loop": False,
     "fuse_method": "pyramid",
     "freenoise": False,
+    "retain_first_frame": False,
+    "split_conds_to_windows": False,
 }
 
 NAG = hunyuan("NAGuidance_joint", "NAGuidance", first=True, nag_scale=4.0, nag_alpha=0.4, nag_tau=1.5)
@@ -102,7 +104,11 @@ def test_chunks_where_heads_do_not_divide(server: ComfyServer) -> None:
 @pytest.mark.parametrize("case", [WORK[0], WORK[2], WORK[3], WORK[6]], ids=lambda case: case.__name__)
 def test_the_patch_changes_the_picture(server: ComfyServer, case: Case) -> None:
     """Else equality would show nothing."""
-    plain = run_sp(server, lambda branch: on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")))).parts[0]
+
+    def untouched(branch: Branch) -> Link:
+        return on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")))
+
+    plain = run_sp(server, untouched).parts[0]
     assert (run_sp(server, case).parts[0] - plain).norm() / plain.norm() > 1e-3
 
 
@@ -111,6 +117,8 @@ def test_guidance_that_compares_conditionings_keeps_them_together(server: ComfyS
     require(NAG)
     comparison = compare(server, NAG, "cpu:2")
     assert "CFG" not in comparison.layout
+    weaker = hunyuan("weaker", "NAGuidance", first=True, nag_scale=1.0, nag_alpha=0.4, nag_tau=1.5)
+    assert (run_sp(server, weaker).parts[0] - comparison.sp.parts[0]).abs().max() > 1e-3, "the guidance did nothing"
 
 
 @pytest.mark.parametrize("node", ["EasyCache", "LazyCache"])
