@@ -150,6 +150,7 @@ class _Worker:
             with torch.inference_mode():
                 if self._service is None:
                     self._service = self._make()
+                    self.context.show(Phase.COMPUTING)
                 buffer = self.requests.buffer(frame.total_bytes)
                 operation, body, forget = wire.unpack(buffer, frame.header_bytes, self.context.device, self._stored)
                 for name in forget:

@@ -36,6 +36,17 @@ class EchoService:
         if operation == "stall":
             time.sleep(body[1] if rank == body[0] else 0)
             return None
+        if operation == "meet":
+            # rank ``late`` never comes to the second meeting
+            for number in range(2):
+                if rank == body and number == 1:
+                    time.sleep(3600)
+                self.context.meet()
+                dist.barrier()
+        if operation == "lose":
+            if rank == body:
+                raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+            return None
         if operation == "blocks":
             for block in range(body["blocks"]):
                 self.context.enter_block(block, body["blocks"])

@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from sp_core.errors import SPError
+from sp_core.pool import launcher
 from sp_core.pool.coordinator import Pool
 from sp_core.pool.devices import parse_devices
 from sp_core.pool.errors import Cancelled, WireError, WorkerDied, WorkerFailed, WorkerTimeout
@@ -132,6 +135,93 @@ def test_a_cancel_stops_all_ranks_at_the_same_block(pool):
             # the service meets its peers in every block: ranks that stopped at different blocks would hang
             pool.call("blocks", {"blocks": 10_000, "seconds": 0.002}, watch=lambda _, calls=calls, polls=polls: next(calls) >= polls)
         assert pool.call("sum", None).item() == 6
+
+
+def test_a_cancel_does_not_wait_for_a_long_block(pool):
+    """The caller goes on; the ranks stop at their next block, and the next call waits for that."""
+    started = time.monotonic()
+    with pytest.raises(Cancelled):
+        pool.call("blocks", {"blocks": 100, "seconds": 4.0}, watch=lambda _: True)
+    assert time.monotonic() - started < 3, "the cancel waited for the block"
+    assert pool.call("sum", None).item() == 6
+    assert 2 < time.monotonic() - started < 60
+
+
+def test_a_wait_for_what_was_cancelled_can_be_cancelled(pool):
+    with pytest.raises(Cancelled):
+        pool.call("blocks", {"blocks": 100, "seconds": 4.0}, watch=lambda _: True)
+    with pytest.raises(Cancelled):
+        pool.call("sum", None, watch=lambda _: True)
+    assert pool.call("sum", None).item() == 6
+
+
+def test_a_worker_that_dies_between_calls_is_noticed():
+    pool = make_pool("cpu:2")
+    pids, directory = pool.workers.pids(), pool.workers.directory
+    os.kill(pids[1], signal.SIGKILL)
+    assert wait_until(lambda: pool.over and not directory.exists(), 10), "nobody noticed"
+    assert not any(map(alive, pids.values())), "the other rank's memory stays taken"
+    with pytest.raises(SPError, match="not running"):
+        pool.call("sum", None)
+
+
+def test_the_rank_that_keeps_the_others_waiting_is_named(monkeypatch):
+    monkeypatch.setenv("SP_TIMEOUT_S", "2")
+    pool = make_pool("cpu:3")
+    with pytest.raises(WorkerTimeout, match="Rank 1 made no progress for 2 s while meeting") as failed:
+        pool.call("meet", 1, doing="meeting")
+    log = Path(str(failed.value).rsplit(" ", 1)[1])
+    assert "in handle" in log.read_text(), "the log does not say where the rank stood"
+
+
+def test_a_lost_device_ends_the_pool():
+    pool = make_pool("cpu:2")
+    with pytest.raises(WorkerFailed, match="Rank 1 failed: its device does not answer any more"):
+        pool.call("lose", 1)
+    assert pool.over and not pool.workers.directory.exists()
+
+
+def test_the_end_does_not_wait_for_a_call():
+    """Ctrl-C ends the program while a step is being computed in another thread."""
+    pool = make_pool("cpu:2")
+    failed: list[Exception] = []
+
+    def step() -> None:
+        try:
+            pool.call("stall", [0, 60])
+        except SPError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    time.sleep(0.5)
+    started = time.monotonic()
+    pool.shutdown()
+    assert time.monotonic() - started < 10
+    thread.join(10)
+    assert failed and not pool.workers.directory.exists()
+
+
+def test_a_start_that_was_left_can_be_joined():
+    pool = Pool(parse_devices("cpu:2", "cpu", 0), ServiceSpec("echo_service:EchoService"))
+    pool.launch()
+
+    def leave(_: Pool) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pool.join(leave)
+    pids = pool.workers.pids()
+    pool.join()
+    assert pool.call("sum", None).item() == 3
+    assert pool.workers.pids() == pids
+    pool.shutdown()
+
+
+def test_no_room_on_disk_is_a_sentence(monkeypatch):
+    monkeypatch.setattr(launcher, "ROOM_BYTES", 1 << 60)
+    with pytest.raises(SPError, match=r"The workers cannot be started: .*KB are free.*Free some disk space"):
+        Pool(parse_devices("cpu:2", "cpu", 0), ServiceSpec("echo_service:EchoService"))
 
 
 def test_a_failure_inside_a_collective_ends_the_pool_within_seconds():
