@@ -12,7 +12,12 @@ from host.families import FAMILIES, serve
 from host.graphs import TOLERANCE
 
 #: (family, sizes of the group beside 2, 3 and 4)
-UNEVEN_HEADS = {"MiniMax-H3, 56 heads": (3, 5), "HunyuanVideo, 24 heads": (5,), "HunyuanVideo 1.5, 16 heads": (3, 5)}
+UNEVEN_HEADS = {
+    "MiniMax-H3, 56 heads": (3, 5),
+    "MiniMax-H3, 56 heads in groups": (3, 5),
+    "HunyuanVideo, 24 heads": (5,),
+    "HunyuanVideo 1.5, 16 heads": (3, 5),
+}
 CASES = [
     (family, name, size)
     for family, description in FAMILIES.items()
