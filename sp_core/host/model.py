@@ -57,6 +57,7 @@ class RemoteModel:
         self.weight_bytes, self.keep_loaded, self.pins = weight_bytes, keep_loaded, pins
         self.run = RunStats()
         self._on_devices = False
+        self._pool_of_run: Pool | None = None
         #: the node that made this object ran the graph anew: files may have changed, so the workers look again
         self.fresh = True
         self._told: set[str] = set()
@@ -66,7 +67,7 @@ class RemoteModel:
     def prepare(self) -> None:
         """Before sampling: workers up, model there."""
         self.run = RunStats()
-        self._session().ensure(self)
+        self._pool_of_run = self._session().ensure(self)
         self._on_devices = True
 
     @property
@@ -76,6 +77,7 @@ class RemoteModel:
 
     def finish(self) -> None:
         """After sampling, also after a failed one."""
+        self._pool_of_run = None
         pool = self._session().running_pool()
         if pool is not None:
             pool.forget_sent()
@@ -113,6 +115,8 @@ class RemoteModel:
                 log.info("transformer_options['%s'] is an object and stays in this process", key)
         device = _device_of(named)
         pool = self._session().ensure(self)
+        if self.plan.after_run and pool is not self._pool_of_run:
+            raise SPError("The workers ended in the middle of sampling, with what the model keeps between steps. Queue the prompt again")
         started = time.perf_counter()
         body = {
             "key": self.recipe.key,

@@ -99,7 +99,7 @@ class Session:
         except Cancelled:
             compat.raise_interrupt()
         except SPError as error:
-            log.warning("after a cancelled prompt: %s", error)
+            log.warning("%s", error)
             return None
         return pool
 

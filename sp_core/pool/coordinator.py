@@ -234,6 +234,10 @@ class Pool:
             WorkerDied, WorkerTimeout: the pool is over.
         """
         with self._lock:
+            if dead := self.workers.exit_codes():
+                error = self._died(min(dead))
+                self.shutdown(grace_s=0)
+                raise error
             replies, self._pending = self._pending, None
             if replies is None:
                 return

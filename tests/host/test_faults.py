@@ -180,16 +180,18 @@ def test_a_rank_is_killed_at_a_random_moment(own: ComfyServer, expected: torch.T
     print(f"\n{number + 1} kills, longest error {max(times):.1f} s")
 
 
-def test_workers_leave_with_a_killed_host(comfyui: Path, base: Path, tmp_path: Path, expected: torch.Tensor) -> None:
-    """SIGKILL in the middle of a step; the next host finds nothing in its way."""
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT][: count(1, 2)], ids=lambda how: how.name)
+def test_workers_leave_with_their_host(comfyui: Path, base: Path, tmp_path: Path, how: signal.Signals) -> None:
+    """In the middle of a step: killed, or ended by Ctrl-C, which waits for no step."""
     environment = {"TMPDIR": str(tmp_path)}
     with ComfyServer(comfyui, base, "--cpu", environment=environment) as server:
         server.queue(video("cpu:2", shape="1,16,5,20,28", steps=60)[0])
         wait_for(_phase(server, "computing"), 120, "the first step")
         left = pids(server)
-        server.process.send_signal(signal.SIGKILL)
+        server.process.send_signal(how)
         started = time.monotonic()
         wait_for(lambda: not any(map(alive, left)), 5 + SLACK_S, "the workers to leave with their host")
+        server.process.wait(20)
         print(f"\nworkers gone {time.monotonic() - started:.1f} s after their host")
     wait_for(lambda: not private_directories(tmp_path), 5, "the private directory to go")
 

@@ -1,0 +1,64 @@
+"""What a browser is told while the workers start, load and compute."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from host.graphs import Branch, Link
+from host.observe import video
+
+from sp_core.demo.comfy_server import ComfyServer
+
+#: type of a binary message that carries a line of text for a node
+TEXT = 3
+
+
+@pytest.fixture(scope="module")
+def own(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
+    with ComfyServer(comfyui, base, "--cpu") as server:
+        yield server
+
+
+async def watch(server: ComfyServer, prompt: dict[str, Any]) -> tuple[list[str], list[int]]:
+    """Lines under nodes, and the steps of the sampler's own bar, until the prompt ends."""
+    lines, steps = [], []
+    address = f"http://127.0.0.1:{server.port}"
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"{address}/ws?clientId=browser") as socket:
+        async with session.post(f"{address}/prompt", json={"prompt": prompt, "client_id": "browser"}) as answer:
+            assert answer.status == 200, await answer.text()
+        async for message in socket:
+            if message.type is aiohttp.WSMsgType.BINARY:
+                kind, length = struct.unpack(">II", message.data[:8])
+                if kind == TEXT:
+                    lines.append(message.data[8 + length :].decode())
+                continue
+            event = json.loads(message.data)
+            if event["type"] == "progress":
+                steps.append(event["data"]["value"])
+            if event["type"] in ("execution_success", "execution_error"):
+                assert event["type"] == "execution_success", event
+                return lines, steps
+    raise AssertionError("the server closed the connection")
+
+
+def slow(branch: Branch, model: Link) -> Link:
+    model = branch.add("SPTestSlowInWorkers", model=model, seconds=5.0)[0]
+    return branch.add("SPTestFault", model=model, rank=0, call=3, kind="slow")[0]
+
+
+def test_the_node_says_what_the_workers_do(own: ComfyServer) -> None:
+    prompt, _ = video("cpu:2", change=slow, steps=3)
+    lines, steps = asyncio.run(asyncio.wait_for(watch(own, prompt), 200))
+    print("\n" + "\n".join(dict.fromkeys(lines)))
+    assert any(re.search(r"SP: starting workers [012]/2", line) for line in lines)
+    assert any("SP: loading the model, running the graph" in line for line in lines)
+    assert any(re.search(r"SP: WanModel step, block [123]/3", line) for line in lines)
+    assert sorted(set(steps)) == [1, 2, 3], "the sampler's own bar"
