@@ -11,7 +11,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..errors import SPError
 from ..layout import SequenceLayout, TileLayout, choose_split
@@ -51,6 +52,18 @@ def _video_tokens(_: int, run: Run) -> int:
     return prod(layout.local_grid(run.rank))
 
 
+def _sound(audio: Tensor, run: Run) -> Tensor:
+    """HuMo's sound, (B, 16 a frame, C), as many frames as the tokens have: without sound the host makes one too many, all alike."""
+    layout = run.layout
+    assert isinstance(layout, TileLayout)
+    frames = audio.unflatten(1, (-1, 16))
+    if frames.size(1) == layout.grid[0]:
+        return audio
+    if not torch.allclose(frames, frames[:, :1].expand_as(frames), rtol=1e-4, atol=1e-5):
+        raise SPError(f"The sound has {frames.size(1)} frames and the video {layout.grid[0]}, so they cannot be shared between devices")
+    return frames[:, :1].expand(-1, layout.grid[0], -1, -1).flatten(1, 2)
+
+
 _UNMODULATED = replace(
     WAN,
     # one timestep for all frames, e: (B, 6, C)
@@ -67,7 +80,11 @@ VACE = replace(_UNMODULATED, architecture="VaceWanModel", blocks=(*_UNMODULATED.
 CAMERA = replace(_UNMODULATED, architecture="CameraWanModel")
 SCAIL = replace(WAN, architecture="SCAILWanModel", choose_layout=flat_layout, tiles=None)
 SCAIL2 = replace(SCAIL, architecture="SCAIL2WanModel")
-HUMO = replace(_FRAMED, architecture="HumoWanModel")
+HUMO = replace(
+    _FRAMED,
+    architecture="HumoWanModel",
+    blocks=(Blocks("blocks", "x", (_SELF,), {"e": by_frame(1), "freqs": by_token(1), "audio": _sound}),),
+)
 ANIMATE = replace(_FRAMED, architecture="AnimateWanModel")
 S2V = replace(
     _FRAMED,

@@ -286,6 +286,10 @@ FAMILIES: dict[str, Family] = {
             "sound, picture": lambda: _plain(
                 _video(16, 3, 10, 14), audio_embed=random(1, 3, 8, 5, 1280, seed=4), reference_latent=random(1, 16, 1, 10, 14, seed=5)
             ),
+            # as the host's node makes it: a frame more than the video has
+            "no sound": lambda: _plain(
+                _video(16, 3, 10, 14), audio_embed=torch.zeros(1, 4, 8, 5, 1280), reference_latent=random(1, 16, 1, 10, 14, seed=5)
+            ),
         },
     ),
     "Animate": Family(

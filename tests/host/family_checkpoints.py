@@ -62,7 +62,8 @@ _MINIMAX = {
 #: as CHECKPOINTS
 FAMILY_CHECKPOINTS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any] | None]] = {
     "tiny_vace": (_WAN_MODULE, "VaceWanModel", {**_WAN, "model_type": "vace", "vace_layers": 2, "vace_in_dim": 96}, None),
-    "tiny_camera": (_WAN_MODULE, "CameraWanModel", {**_WAN, "model_type": "camera", "in_dim": 36}, None),
+    "tiny_camera": (_WAN_MODULE, "CameraWanModel", {**_WAN, "model_type": "camera", "in_dim": 32}, None),
+    "tiny_camera22": (_WAN_MODULE, "CameraWanModel", {**_WAN, "model_type": "camera_2.2", "in_dim": 36}, None),
     # control video and start picture beside the latent
     "tiny_fun_control": (_WAN_MODULE, "WanModel", {**_WAN, "model_type": "i2v", "in_dim": 48}, None),
     "tiny_s2v": (_WAN_MODULE, "WanModel_S2V", {**_WAN, "model_type": "s2v"}, None),

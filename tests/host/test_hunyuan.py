@@ -116,7 +116,7 @@ def test_a_ring_is_refused_with_the_reason(server: ComfyServer) -> None:
 
     def ring(branch: Branch) -> Link:
         wire = branch.add("SPModelPatch", model=load(branch, "tiny_hunyuan"), devices="cpu:2", ring=2)[0]
-        return sample(branch, wire, words(branch), latent(branch, START))
+        return sample(branch, wire, words(branch), latent(branch, START), cfg=1.0)
 
     with pytest.raises(PromptFailed, match="Leave ring at 0"):
         run_sp(server, ring)
