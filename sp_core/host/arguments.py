@@ -41,6 +41,9 @@ _NOT_FOR_WORKERS: dict[str, int | None] = {
     "--verbose": None,
 }
 
+#: the host does not start with one of these and --cpu
+_NOT_WITH_CPU = ("--gpu-only", "--highvram", "--normalvram", "--lowvram", "--novram", "--enable-dynamic-vram")
+
 
 def worker_arguments(argv: Sequence[str], cpu: bool) -> list[str]:
     """Flags for a worker: memory, attention, precision and paths as in the UI process, no server, no packs.
@@ -66,5 +69,5 @@ def worker_arguments(argv: Sequence[str], cpu: bool) -> list[str]:
                 follow = None if follow is None else follow - 1
     kept += ["--disable-all-custom-nodes", "--disable-api-nodes"]
     if cpu and "--cpu" not in kept:
-        kept = [word for word in kept if word not in ("--highvram", "--lowvram", "--novram", "--gpu-only")] + ["--cpu"]
+        kept = [word for word in kept if word not in _NOT_WITH_CPU] + ["--cpu"]
     return kept

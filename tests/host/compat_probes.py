@@ -255,7 +255,18 @@ def workers_understand_the_command_line() -> None:
         raise AssertionError(f"the host does not understand {flags}") from None
     expect(parsed.lowvram and parsed.disable_smart_memory and parsed.disable_all_custom_nodes, "a flag got lost on the way to the workers")
     expect(parsed.cuda_device is None and parsed.cache_lru == 0, "a flag of the server reached the workers")
-    expect(parser.parse_args(worker_arguments(["--highvram"], cpu=True)).cpu, "--cpu is not what CPU workers are told with")
+    memory = next(
+        (group for group in parser._mutually_exclusive_groups if any("--cpu" in a.option_strings for a in group._group_actions)), None
+    )
+    expect(memory is not None, "--cpu is in no group of flags that exclude each other")
+    for flag in (action.option_strings[0] for action in memory._group_actions):
+        try:
+            expect(parser.parse_args(worker_arguments([flag], cpu=True)).cpu, "--cpu is not what CPU workers are told with")
+        except SystemExit:
+            raise AssertionError(f"CPU workers of a host that runs with {flag} do not start") from None
+        if flag != "--cpu":
+            told = worker_arguments([flag], cpu=False)
+            expect(flag in told and parser.parse_args(told), f"GPU workers of a host that runs with {flag} are not told")
 
 
 @probe
