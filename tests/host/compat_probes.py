@@ -255,9 +255,8 @@ def workers_understand_the_command_line() -> None:
         raise AssertionError(f"the host does not understand {flags}") from None
     expect(parsed.lowvram and parsed.disable_smart_memory and parsed.disable_all_custom_nodes, "a flag got lost on the way to the workers")
     expect(parsed.cuda_device is None and parsed.cache_lru == 0, "a flag of the server reached the workers")
-    memory = next(
-        (group for group in parser._mutually_exclusive_groups if any("--cpu" in a.option_strings for a in group._group_actions)), None
-    )
+    groups = parser._mutually_exclusive_groups
+    memory = next((group for group in groups if any("--cpu" in a.option_strings for a in group._group_actions)), None)
     expect(memory is not None, "--cpu is in no group of flags that exclude each other")
     for flag in (action.option_strings[0] for action in memory._group_actions):
         try:
