@@ -37,7 +37,7 @@ def session() -> Session:
             import atexit
 
             _session = Session()
-            atexit.register(_session.close)
+            atexit.register(_session.end)
         return _session
 
 
@@ -48,6 +48,7 @@ class Session:
         # orders this process's threads; what only looks (status, sizes) does without
         self._lock = threading.RLock()
         self._pool: Pool | None = None
+        self._ended = False
         self._resident: set[str] = set()
         # alive exactly as long as the host keeps the MODEL: the workers' caches follow the host's
         self._models: weakref.WeakSet[RemoteModel] = weakref.WeakSet()
@@ -105,6 +106,9 @@ class Session:
 
     def _start(self, devices: tuple[WorkerDevice, ...]) -> Pool:
         self.close()
+        if self._ended:
+            # a sampler in another thread may still run while the program ends
+            raise SPError("ComfyUI is ending; no workers are started any more")
         pool = self._pool = Pool(devices, self._service(devices))
         pool.launch()
         pool.join(_interrupting(Watcher("starting")))
@@ -174,6 +178,11 @@ class Session:
                 with _warned("dropping unused models"):
                     reply = pool.call("keep", {"keys": sorted(keys), "graph": union(live)}, doing="dropping unused models")
                     self._resident = set(reply["resident"])
+
+    def end(self) -> None:
+        """The program ends."""
+        self._ended = True
+        self.close()
 
     def close(self) -> None:
         """End the workers. Does not wait for a call that another thread is in."""

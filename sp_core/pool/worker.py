@@ -143,9 +143,13 @@ class _Worker:
             self.context.board.begin(self.context.rank)
             reply, status = self._answer(frame)
             self.context.show(Phase.IDLE)
-            _send(self.control, self.replies, Frame(status, frame.request), reply)
+            answer = _write(self.replies, Frame(status, frame.request), reply)
+            try:
+                self.control.send(0, answer)
+            except RuntimeError:
+                _leave_orphaned(self.context.directory)
 
-    def _answer(self, frame: Frame) -> tuple[Any, Status]:
+    def _answer(self, frame: Frame) -> tuple[wire.Encoded, Status]:
         try:
             with torch.inference_mode():
                 if self._service is None:
@@ -156,9 +160,10 @@ class _Worker:
                 for name in forget:
                     self._stored.pop(name, None)
                 value = self._service.handle(operation, body)
-            return (value if self.context.rank == 0 else None), Status.DONE
+                # what cannot be sent is a failure of this request
+                return (wire.encode(value) if self.context.rank == 0 else wire.encode(None)), Status.DONE
         except Cancelled:
-            return None, Status.CANCELLED
+            return wire.encode(None), Status.CANCELLED
         except BaseException as error:
             log.error("request %d failed:\n%s", frame.request, traceback.format_exc())
             # a wait that was released by another rank's failure ends in whatever error the waiting code has
@@ -167,7 +172,7 @@ class _Worker:
             if not fatal and self.context.device.type != "cpu":
                 with contextlib.suppress(RuntimeError):
                     torch.accelerator.empty_cache()
-            return {"message": _sentence(error), "kind": kind.__name__, "fatal": fatal}, Status.FAILED
+            return wire.encode({"message": _sentence(error), "kind": kind.__name__, "fatal": fatal}), Status.FAILED
 
 
 def _sentence(error: BaseException) -> str:
@@ -188,12 +193,12 @@ def _device_lost(error: BaseException) -> bool:
     return kind is not None and isinstance(error, kind) and not isinstance(error, torch.OutOfMemoryError)
 
 
-def _send(control: ControlGroup, arena: SharedArena, frame: Frame, body: Any) -> None:
-    encoded = wire.encode(body)
+def _write(arena: SharedArena, frame: Frame, encoded: wire.Encoded) -> Frame:
+    """Put a message's body into the arena; returns the frame that announces it."""
     header, offsets, total = wire.pack(encoded.tree, [{} for _ in encoded.tensors], encoded.tensors)
     arena.reserve(total)
     wire.write(arena.buffer(total), header, offsets, encoded.tensors)
-    control.send(0, Frame(frame.op, frame.request, len(header), total))
+    return Frame(frame.op, frame.request, len(header), total)
 
 
 def _leave() -> None:

@@ -43,6 +43,8 @@ class EchoService:
                     time.sleep(3600)
                 self.context.meet()
                 dist.barrier()
+        if operation == "unsendable":
+            return {"function": print}
         if operation == "lose":
             if rank == body:
                 raise torch.AcceleratorError("CUDA error: unspecified launch failure")

@@ -174,6 +174,12 @@ def test_the_rank_that_keeps_the_others_waiting_is_named(monkeypatch):
     assert "in handle" in log.read_text(), "the log does not say where the rank stood"
 
 
+def test_an_answer_that_cannot_be_sent_is_a_failure_of_its_request(pool):
+    with pytest.raises(WorkerFailed, match="Rank 0 failed: cannot send 'function'"):
+        pool.call("unsendable", None)
+    assert pool.call("sum", None).item() == 6
+
+
 def test_a_lost_device_ends_the_pool():
     pool = make_pool("cpu:2")
     with pytest.raises(WorkerFailed, match="Rank 1 failed: its device does not answer any more"):
