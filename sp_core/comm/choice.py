@@ -149,7 +149,7 @@ def make_transport(
 def explain(name: str, world_size: int, skipped: Sequence[str], *, verified: bool) -> str:
     """One sentence for the log and for ``doctor``."""
     if world_size == 1:
-        return "local, there is only one rank"
+        return "local, each rank has all tokens"
     checked = ", verified against the plain collective" if verified else ""
     return f"{name}{checked}" + (f" (not {'; not '.join(skipped)})" if skipped else "")
 

@@ -69,9 +69,10 @@ def patch_model(model: Any, devices: str, dynprompt: Any, unique_id: str, keep_l
     if problem := _problem(chosen):
         raise SPError(problem)
     if isinstance(model, SPModelPatcher):
-        if model.sp.devices == chosen:
+        if (model.sp.devices, model.sp.pins, model.sp.keep_loaded) == (chosen, pins, keep_loaded):
             return model
-        raise SPError("The model was patched by another SP Model Patch with other devices; keep one of the two")
+        what = "settings" if model.sp.devices == chosen else "devices"
+        raise SPError(f"The model was patched by another SP Model Patch with other {what}; keep one of the two")
     check_pins(pins, len(chosen))
     link = dynprompt.get_node(unique_id)["inputs"].get("model")
     return make_sp_patcher(model, trace(dynprompt.get_node, link), chosen, keep_loaded, pins)

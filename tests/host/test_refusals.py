@@ -166,12 +166,25 @@ def test_architectures_without_a_plan(server: ComfyServer) -> None:
         assert word in message
 
 
-def test_two_patches_with_different_devices(server: ComfyServer) -> None:
+def patched_twice(**second: object) -> Case:
     def twice(branch: Branch) -> Link:
         wire = branch.patch(load(branch, "tiny_wan_t2v"))
-        return sampled(branch, branch.add("SPModelPatch", model=wire, devices="cpu:3")[0])
+        return sampled(branch, branch.add("SPModelPatch", model=wire, **second)[0])
 
-    assert "other devices" in failure(server, twice)
+    return twice
+
+
+def test_two_patches_that_differ(server: ComfyServer) -> None:
+    assert "other devices" in failure(server, patched_twice(devices="cpu:3"))
+    for setting in ({"cfg_split": 1}, {"layout": "tiles"}, {"keep_loaded": "never"}):
+        assert "other settings" in failure(server, patched_twice(devices=DEVICES, **setting))
+
+
+def test_two_equal_patches_are_one(server: ComfyServer) -> None:
+    def twice(branch: Branch) -> Link:
+        return sampled(branch, branch.patch(branch.patch(load(branch, "tiny_wan_t2v"))))
+
+    compare(server, twice, DEVICES)
 
 
 # -- trouble in a worker ---------------------------------------------------------------------

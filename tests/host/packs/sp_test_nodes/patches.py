@@ -222,6 +222,7 @@ class SPTestSabotage:
 
         exchanged = vars(override).setdefault("_exchanged_call", override.ExchangedAttention.__call__)
         override.ExchangedAttention.__call__ = alone if how == "no exchange" else exchanged
+
         def with_blocks(plan, **changes):
             return replace(plan, blocks=tuple(replace(blocks, **changes) for blocks in plan.blocks))
 
