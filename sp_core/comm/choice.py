@@ -118,9 +118,7 @@ def make_transport(
         "shm": lambda: ShmTransport.create(group, directory=directory, timeout_s=limit, should_abort=should_abort),
         "peer": lambda: PeerTransport.create(group, timeout_s=limit, should_abort=should_abort),
         "staged-gloo": lambda: StagedTransport(CollectiveTransport(group)),
-        "staged-shm": lambda: StagedTransport(
-            ShmTransport.create(group, directory=directory, timeout_s=limit, should_abort=should_abort)
-        ),
+        "staged-shm": lambda: StagedTransport(ShmTransport.create(group, directory=directory, timeout_s=limit, should_abort=should_abort)),
     }
     plain = next((name for name in PLAIN if name in decision.order), None)
     for name in decision.order:
