@@ -167,7 +167,10 @@ class Workers:
 
     def kill(self) -> None:
         """End the workers at once, and what they started."""
-        for pid in self.pids().values():
+        ended = self.exit_codes()
+        for rank, pid in self.pids().items():
+            if rank in ended:
+                continue  # its number may be somebody else's by now
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
 
