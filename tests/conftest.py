@@ -6,13 +6,13 @@ that repeat on two and four ranks what three ranks show.
 
 from __future__ import annotations
 
-import os
 import re
 
 import pytest
+from campaign import CAMPAIGN
 
 #: (file, parameters that a campaign adds)
-CAMPAIGN = tuple(
+LEFT_OUT = tuple(
     (file, re.compile(pattern))
     for file, pattern in (
         ("distributed/test_exchange_properties.py", r"\[(4|6|7|9)\]"),
@@ -31,7 +31,7 @@ CAMPAIGN = tuple(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("SP_CAMPAIGN", "") not in ("", "0"):
+    if CAMPAIGN:
         return
     left_out = [item for item in items if _is_for_a_campaign(item)]
     if left_out:
@@ -41,4 +41,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_for_a_campaign(item: pytest.Item) -> bool:
     path = item.path.as_posix()
-    return any(path.endswith(f"/tests/{file}") and pattern.search(item.name) for file, pattern in CAMPAIGN)
+    return any(path.endswith(f"/tests/{file}") and pattern.search(item.name) for file, pattern in LEFT_OUT)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,11 @@ _LTXAV = {
     "connector_num_layers": 1,
 }
 
-#: file name -> (module, class, constructor arguments, metadata config or None)
-CHECKPOINTS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any] | None]] = {
+#: (module, class, constructor arguments, metadata config or None)
+Checkpoint = tuple[str, str, dict[str, Any], dict[str, Any] | None]
+
+#: by file name
+CHECKPOINTS: dict[str, Checkpoint] = {
     "tiny_wan_t2v.safetensors": ("comfy.ldm.wan.model", "WanModel", _WAN, None),
     "tiny_wan_t2v_low.safetensors": ("comfy.ldm.wan.model", "WanModel", _WAN, None),
     "tiny_wan_i2v.safetensors": ("comfy.ldm.wan.model", "WanModel", {**_WAN, "model_type": "i2v", "in_dim": 36}, None),
@@ -71,7 +74,7 @@ def random_weights(model: Any, seed: int) -> dict[str, Any]:
     return weights
 
 
-def write_all(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> list[Path]:
+def write_all(folder: Path, checkpoints: Mapping[str, Checkpoint] = CHECKPOINTS, first_seed: int = 0) -> list[Path]:
     """Write the checkpoints that are not there yet. Needs the host on sys.path."""
     import importlib
 
@@ -81,9 +84,9 @@ def write_all(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -
 
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for seed, (name, (module, class_name, arguments, config)) in enumerate(CHECKPOINTS.items()):
+    for seed, (name, (module, class_name, arguments, config)) in enumerate(checkpoints.items(), start=first_seed):
         path = folder / name
-        if path.exists() or not wanted(name):
+        if path.exists():
             continue
         with torch.device("meta"):
             model_class = getattr(importlib.import_module(module), class_name)

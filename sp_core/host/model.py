@@ -115,7 +115,7 @@ class RemoteModel:
                 log.info("transformer_options['%s'] is an object and stays in this process", key)
         device = _device_of(named)
         pool = self._session().ensure(self)
-        if self.plan.after_run and pool is not self._pool_of_run:
+        if self.plan.keeps_state and pool is not self._pool_of_run:
             raise SPError("The workers ended in the middle of sampling, with what the model keeps between steps. Queue the prompt again")
         started = time.perf_counter()
         body = {

@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import SPError
+from ..plans.override import OVERRIDE
 from ..pool.errors import WireError
 from ..pool.wire import encode
 
 #: only the diffusion model's own code reads these
-INSIDE_THE_MODEL = ("patches", "patches_replace", "optimized_attention_override")
+INSIDE_THE_MODEL = ("patches", "patches_replace", OVERRIDE)
 #: run in the UI process, around the model
 AROUND_THE_MODEL = ("wrappers", "callbacks")
 
@@ -41,9 +42,9 @@ def patches_in(transformer_options: dict[str, Any]) -> list[tuple[str, Any]]:
         found += [(f"patches.{kind}", function) for function in functions]
     for kind, by_place in (transformer_options.get("patches_replace") or {}).items():
         found += [(f"patches_replace.{kind}.{place}", function) for place, function in by_place.items()]
-    override = transformer_options.get("optimized_attention_override")
+    override = transformer_options.get(OVERRIDE)
     if override is not None:
-        found.append(("optimized_attention_override", override))
+        found.append((OVERRIDE, override))
     return found
 
 

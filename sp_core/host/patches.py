@@ -14,9 +14,9 @@ from torch import nn
 
 from ..errors import SPError
 from ..plans import SequencePlan
-from .options import INSIDE_THE_MODEL, name_of, patches_in
+from ..plans.override import OVERRIDE
+from .options import name_of, patches_in
 
-OVERRIDE = INSIDE_THE_MODEL[2]
 #: (name, kind, number) of the blocks that a call leaves out, in the options that travel
 SKIPPED = "sp_skipped_blocks"
 

@@ -92,7 +92,7 @@ class HostService:
         """Degrees of this forward; every rank comes to the same from the same facts."""
         model, x = patcher.model.diffusion_model, body["named"].get("x")
         # a model that keeps something between forwards must find it cut the same way
-        conditionings = 1 if plan.after_run or wants_whole_batch(patcher) else cfg.conditionings(body["options"])
+        conditionings = 1 if plan.keeps_state or wants_whole_batch(patcher) else cfg.conditionings(body["options"])
         parallels = self._parallels_now(body["reset"])
         if self._machine is None:
             everyone = parallels.build(Degrees(1, 1, self.context.world_size))
@@ -109,7 +109,7 @@ class HostService:
             machine=self._machine,
             # CPU workers exist for tests: all of them work, however slow that is
             may_ring=not self._attention_is_replaced(patcher, plan),
-            may_idle=self.context.device.type != "cpu" and not plan.after_run,
+            may_idle=self.context.device.type != "cpu" and not plan.keeps_state,
         )
 
     def _forward(self, patcher: Any, plan: SequencePlan, parallel: Parallel, pins: Pins, body: dict[str, Any]) -> tuple[Any, Run]:

@@ -138,6 +138,11 @@ class SequencePlan:
     #: method that lets go of what the model kept during a sampling run
     after_run: str | None = None
 
+    @property
+    def keeps_state(self) -> bool:
+        """The model keeps something between forwards, so every forward of a run has to be cut alike."""
+        return self.after_run is not None
+
     def blocks_of(self, model: nn.Module) -> list[nn.Module]:
         """All blocks, list after list."""
         return [block for blocks in self.blocks for block in blocks.of(model)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,21 +64,9 @@ CHECKPOINTS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any] | None]] =
 
 
 def write(folder: Path, checkpoints: dict[str, tuple[str, str, dict[str, Any], dict[str, Any] | None]] = CHECKPOINTS) -> None:
-    import comfy.ops
-    import torch
-    from safetensors.torch import save_file
+    from sp_core.demo.checkpoints import write_all
 
-    from sp_core.demo.checkpoints import random_weights
-
-    for seed, (name, (module, class_name, arguments, config)) in enumerate(checkpoints.items(), start=100):
-        with torch.device("meta"):
-            model_class = getattr(importlib.import_module(module), class_name)
-            model = model_class(**arguments, dtype=torch.float32, device="meta", operations=comfy.ops.disable_weight_init)
-        save_file(
-            random_weights(model, seed),
-            folder / f"{name}.safetensors",
-            {"config": json.dumps({"transformer": config})} if config else None,
-        )
+    write_all(folder, {f"{name}.safetensors": checkpoint for name, checkpoint in checkpoints.items()}, first_seed=100)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from campaign import CAMPAIGN
 from host.graphs import Branch, Graph, Link, Result, latent, load, read, sample, text
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
 
-#: SP_CAMPAIGN=1 runs the full counts of the long tests
-CAMPAIGN = os.environ.get("SP_CAMPAIGN", "") not in ("", "0")
 SEED = int(os.environ.get("SP_CAMPAIGN_SEED", "20"))
 DIM = 4096
 

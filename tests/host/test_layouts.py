@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
+from campaign import CAMPAIGN
 from host.graphs import TOLERANCE, Branch, Case, Graph, Link, latent, load, read, relative, sample, text
 
 #: starting five, six and eight workers takes minutes on two cores: a campaign does it (SP_CAMPAIGN=1)
-COUNTS = (2, 3, 4, 5, 6, 8) if os.environ.get("SP_CAMPAIGN") else (2, 3, 4)
+COUNTS = (2, 3, 4, 5, 6, 8) if CAMPAIGN else (2, 3, 4)
 
 
 def wan(branch: Branch) -> Link:
