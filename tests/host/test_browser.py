@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ pytest.importorskip("aiohttp")
 from host.browser import Page, find_browser, open_page
 from PIL import Image
 
-from sp_core.demo.comfy_server import EXTENSION, ComfyServer
+from sp_core.demo.comfy_server import EXTENSION, ComfyServer, prepare_base
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no browser (Chromium) is installed")
 
@@ -39,16 +40,22 @@ def model_files(node: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def with_model_files(server: ComfyServer) -> ComfyServer:
-    """Empty files under the names that the workflows use: what the frontend still complains about is the graph's own fault."""
+def with_model_files(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
+    """Empty files under the names that the workflows use: what the frontend still complains about is the graph's own fault.
+
+    In a base directory of its own: other modules ask what the host says when those files are missing.
+    """
+    base = tmp_path_factory.mktemp("browser")
+    prepare_base(comfyui, base)
     for path in WORKFLOWS:
         for node in json.loads(path.read_text())["nodes"]:
             for folder, name in model_files(node):
-                (server.base / "models" / folder).mkdir(parents=True, exist_ok=True)
-                (server.base / "models" / folder / name).touch()
-    # a new user is shown the templates first
-    server.post("/settings/Comfy.TutorialCompleted", True)
-    return server
+                (base / "models" / folder).mkdir(parents=True, exist_ok=True)
+                (base / "models" / folder / name).touch()
+    with ComfyServer(comfyui, base, "--cpu") as server:
+        # a new user is shown the templates first
+        server.post("/settings/Comfy.TutorialCompleted", True)
+        yield server
 
 
 async def settled(page: Page, expression: str) -> Any:
