@@ -22,7 +22,11 @@ class SPModelPatch(io.ComfyNode):
             ),
             search_aliases=["multi gpu", "sequence parallel", "ulysses", "multiple gpus"],
             inputs=[
-                io.Model.Input("model", tooltip="A video diffusion transformer: Wan 2.1 / 2.2, LTX-Video, LTX-2."),
+                io.Model.Input(
+                    "model",
+                    tooltip="A video diffusion transformer: Wan 2.1 / 2.2 and variants, LTX-Video, LTX-2, HunyuanVideo, LongCat-Video, "
+                    "MiniMax H3, Kandinsky 5.",
+                ),
                 io.String.Input(
                     "devices",
                     default="auto",

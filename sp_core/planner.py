@@ -138,8 +138,8 @@ def choose(
             shorter blocks than the prediction knows of.
     """
     fitting = candidates(world_size, conditionings, pins)
+    heads = shape.heads if shape is not None and may_ring else world_size
     if not pins.ring:
-        heads = shape.heads if shape is not None and may_ring else world_size
         fitting = _fewest_rings(fitting, heads)
     if shape is None or machine is None or not tokens:
         return Decision(min(fitting, key=lambda degrees: (degrees.ring, -degrees.dp)), world_size)
@@ -150,7 +150,7 @@ def choose(
     best = min(fitting, key=lambda degrees: (cost(degrees).total_s, degrees.ring))
     if may_idle and pins == NO_PINS:
         sizes = (candidates(size, conditionings) for size in range(1, world_size))
-        smaller = [degrees for of_size in sizes for degrees in _fewest_rings(of_size, shape.heads)]
+        smaller = [degrees for of_size in sizes for degrees in _fewest_rings(of_size, heads)]
         rival = min(smaller, key=lambda degrees: (cost(degrees).total_s, degrees.ranks), default=best)
         if cost(rival).total_s * MARGIN < cost(best).total_s:
             best = rival

@@ -21,7 +21,7 @@ from workflow_graphs import MODELS, Graph, Node, Wire, all_graphs  # noqa: E402
 from sp_core.demo.comfy_server import ComfyServer, find_comfyui, prepare_base  # noqa: E402
 
 _WIDGETS = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3"}
-_OURS = {"SPModelPatch", "SPSampler"}
+_OURS = {"SPModelPatch", "SPSampler", "SPLongCatLatent", "SPLongCatSigmas", "SPLongCatCFGZero"}
 _NOTE_ID = 100
 
 

@@ -21,6 +21,10 @@ MODELS = {
     "wan2.1_t2v_1.3B_fp16.safetensors": ("diffusion_models", f"{_WAN21}/diffusion_models"),
     "wan_2.1_vae.safetensors": ("vae", f"{_WAN21}/vae"),
     "umt5_xxl_fp8_e4m3fn_scaled.safetensors": ("text_encoders", f"{_WAN21}/text_encoders"),
+    "LongCat_TI2V_comfy_fp8_e4m3fn_scaled_KJ.safetensors": (
+        "diffusion_models",
+        "https://huggingface.co/Kijai/LongCat-Video_comfy/resolve/main",
+    ),
     "ltx-2-19b-dev-fp8.safetensors": ("checkpoints", _LTX2),
     "gemma_3_12B_it_fp4_mixed.safetensors": ("text_encoders", f"{_LTX2_SPLIT}/text_encoders"),
     "ltx-2.3-22b-dev-fp8.safetensors": ("checkpoints", "https://huggingface.co/Lightricks/LTX-2.3-fp8/resolve/main"),
@@ -32,6 +36,11 @@ MODELS = {
 _WAN_NEGATIVE = (
     "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低质量，JPEG压缩残留，丑陋的，残缺的，"
     "多余的手指，画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走"
+)
+#: in English, as LongCat-Video's own demos have it
+_LONGCAT_NEGATIVE = (
+    "bright tones, overexposed, static, blurred details, subtitles, style, painting, still picture, gray overall, worst quality, "
+    "low quality, JPEG artifacts, ugly, incomplete, extra fingers, poorly drawn hands, deformed limbs, cluttered background"
 )
 _LTX_NEGATIVE = "blurry, low quality, still frame, watermark, overlay, titles, subtitles"
 _FOX = "A red fox trots through deep snow between pine trees, the camera follows at its side, morning light, powder snow flies up."
@@ -83,7 +92,7 @@ class Graph:
 
 
 def all_graphs() -> list[Graph]:
-    return [wan22_14b(), wan22_5b(), wan21(), ltx2(), ltx23()]
+    return [wan22_14b(), wan22_5b(), wan21(), ltx2(), ltx23(), longcat()]
 
 
 def _patch(graph: Graph, model: Wire, x: int, y: int, title: str | None = None) -> Node:
@@ -223,6 +232,46 @@ def wan21() -> Graph:
     graph.add("PreviewAny", _SAMPLE_COLUMN, 410, "Report", (340, 170), source=sampled[1])
     images = graph.add("VAEDecode", _OUTPUT_COLUMN, 40, None, (270, 60), samples=sampled[0], vae=vae[0])
     _video(graph, images[0], 16, "video/wan2.1_1.3B", 150)
+    return graph
+
+
+def longcat() -> Graph:
+    graph = Graph(
+        "longcat_video_ti2v",
+        "## LongCat-Video, text or image to video, on all GPUs\n\nThis extension brings the model along; the stock loader reads it.\n\n"
+        "**Image to video, or going on with a video**: connect it to `video` of **LongCat Latent**. **LongCat KV Cache** behind SP Model "
+        "Patch then computes those frames once instead of in every step.\n\n**Distillation LoRA**: put it before SP Model Patch, choose "
+        "the schedule `distill`, 16 steps, cfg 1.\n\n`devices`: `auto` takes every GPU, `0,1` takes these two.",
+    )
+    unet = graph.add("UNETLoader", _MODEL_COLUMN, 40, None, (360, 90), unet_name="LongCat_TI2V_comfy_fp8_e4m3fn_scaled_KJ.safetensors")
+    clip = graph.add("CLIPLoader", _MODEL_COLUMN, 180, None, (360, 110), clip_name="umt5_xxl_fp8_e4m3fn_scaled.safetensors", type="wan")
+    vae = graph.add("VAELoader", _MODEL_COLUMN, 340, None, (360, 60), vae_name="wan_2.1_vae.safetensors")
+    graph.group("Models", _MODEL_COLUMN - 20, -40, 400, 460)
+    positive, negative = _prompts(graph, clip[0], _FOX, _LONGCAT_NEGATIVE)
+    latent = graph.add("SPLongCatLatent", _PROMPT_COLUMN, 540, None, (430, 180), vae=vae[0], width=832, height=480, length=93)
+    patch = _patch(graph, unet[0], _PATCH_COLUMN, 40)
+    guidance = graph.add("SPLongCatCFGZero", _PATCH_COLUMN, 280, None, (290, 40), model=patch[0])
+    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 380)
+    sigmas = graph.add("SPLongCatSigmas", _PATCH_COLUMN, 400, None, (290, 140), schedule="base", steps=50, shift=12.0)
+    guider = graph.add(
+        "CFGGuider", _SAMPLE_COLUMN, 40, None, (340, 100), model=guidance[0], positive=positive[0], negative=negative[0], cfg=4.0
+    )
+    noise = graph.add("RandomNoise", _SAMPLE_COLUMN, 190, None, (340, 90), noise_seed=42)
+    sampler = graph.add("KSamplerSelect", _SAMPLE_COLUMN, 330, None, (340, 60), sampler_name="euler")
+    sampled = graph.add(
+        "SamplerCustomAdvanced",
+        _SAMPLE_COLUMN,
+        440,
+        None,
+        (340, 120),
+        noise=noise[0],
+        guider=guider[0],
+        sampler=sampler[0],
+        sigmas=sigmas[0],
+        latent_image=latent[0],
+    )
+    images = graph.add("VAEDecode", _OUTPUT_COLUMN, 40, None, (270, 60), samples=sampled[0], vae=vae[0])
+    _video(graph, images[0], 15, "video/longcat", 150)
     return graph
 
 

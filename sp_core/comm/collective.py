@@ -81,9 +81,7 @@ class CollectiveTransport(Transport):
         gathered = torch.empty(self.world_size * size, dtype=torch.uint8, device=mine.device)
         _all_gather(gathered, padded.view(torch.uint8), group=self.group)
         shards = gathered.view(mine.dtype).view(self.world_size, -1)
-        out = torch.cat(
-            [shard[: count * row].view(B, count, *rest) for shard, count in zip(shards, token_counts, strict=True)], dim=1
-        )
+        out = torch.cat([shard[: count * row].view(B, count, *rest) for shard, count in zip(shards, token_counts, strict=True)], dim=1)
         self._count(size * (self.world_size - 1), started)
         return out
 

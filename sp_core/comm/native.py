@@ -35,9 +35,7 @@ class CExchange(ctypes.Structure):
     @classmethod
     def of(cls, exchange: Exchange) -> CExchange:
         counts = (c_int64 * MAX_WORLD)(*exchange.token_counts)
-        return cls(
-            exchange.kind, exchange.world_size, exchange.tensors, 0, exchange.batch, exchange.heads, exchange.head_bytes, counts
-        )
+        return cls(exchange.kind, exchange.world_size, exchange.tensors, 0, exchange.batch, exchange.heads, exchange.head_bytes, counts)
 
 
 #: tensors that one exchange can carry

@@ -90,8 +90,9 @@ class ComfyServer:
             time.sleep(0.2)
         raise RuntimeError(f"ComfyUI did not start within {timeout:.0f} s:\n{self.log()[-3000:]}")
 
-    def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
+    def log(self, since: int = 0) -> str:
+        """What the server has said, from that character on."""
+        return self.log_path.read_text(errors="replace")[since:]
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as response:

@@ -208,6 +208,23 @@ def loaded_weights(device: Any) -> int:
     return sum(int(entry.model_loaded_memory()) for entry in loaded)
 
 
+def process_memory() -> int:
+    """Bytes of main memory that are this process's own; files that it maps do not count where the system can tell."""
+    import psutil
+
+    info = psutil.Process().memory_info()
+    return int(info.rss) - int(getattr(info, "shared", 0))
+
+
+def device_memory(device: Any) -> int:
+    """Bytes in use on a device; of this process where the device is the CPU."""
+    import comfy.model_management as management
+
+    if device.type == "cpu":
+        return process_memory()
+    return int(management.get_total_memory(device)) - int(management.get_free_memory(device))
+
+
 def trim_cache(executor: Any, graph: dict[str, Any]) -> None:
     """Drop cached outputs of nodes that are not in ``graph``: what the executor does when it gets a prompt."""
     import torch

@@ -14,23 +14,32 @@ from ..comm import Transport
 from ..comm.agree import all_gather_ints
 from ..cost import Machine, ModelShape
 from ..plans import SequencePlan
+from ..plans.plan import Blocks
 
 
 def model_shape(plan: SequencePlan, model: nn.Module) -> ModelShape | None:
     """Shape of a model from its own modules; None where they do not tell.
 
-    Every weight of a block is counted as met by every token, which is a few per cent too many
-    where a block also has weights for text or audio.
+    Weights of a block's whole stream (``txt_...`` of a double block) are left out: what passes them
+    is short. Any other weight counts as met by every token, which is a few per cent too many where
+    a block also has weights for text or audio.
     """
     blocks = plan.blocks_of(model)
     attention = blocks[0].get_submodule(plan.attentions[0].module)
     heads = _first(attention, "num_heads", "heads")
-    head_dim = _first(attention, "head_dim", "dim_head")
-    if not heads or not head_dim:
+    if not heads:
         return None
-    weights = sum(parameter.numel() for parameter in blocks[0].parameters())
+    head_dim = _first(attention, "head_dim", "dim_head") or _first(attention, "hidden_size", "dim") // heads
+    if not head_dim:
+        return None
+    weights = sum(_stream_weights(kind, block) for kind in plan.blocks for block in kind.of(model))
     itemsize = (getattr(model, "dtype", None) or torch.float32).itemsize
-    return ModelShape(type(model).__name__, len(blocks), heads, head_dim, 2.0 * weights, itemsize=max(2, itemsize))
+    return ModelShape(type(model).__name__, len(blocks), heads, head_dim, 2.0 * weights / len(blocks), itemsize=max(2, itemsize))
+
+
+def _stream_weights(kind: Blocks, block: nn.Module) -> int:
+    aside = f"{kind.whole}_" if kind.whole else None
+    return sum(weight.numel() for name, weight in block.named_parameters() if aside is None or not name.startswith(aside))
 
 
 def _first(module: Any, *names: str) -> int:

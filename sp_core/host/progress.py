@@ -39,6 +39,9 @@ class Watcher:
         phases = [pool.board.phase(rank) for rank in range(pool.world_size)]
         if Phase.COMPUTING not in phases:
             slowest = min(phases, key=lambda phase: phase.value if phase is not Phase.IDLE else len(Phase))
+            arrived = [pool.board.loaded(rank) for rank in range(pool.world_size) if phases[rank] is slowest]
+            if any(arrived):
+                return f"SP: {self.doing}, {Phase.LOADING.text} {min(arrived)} %"
             return f"SP: {self.doing}, {slowest.text}"
         block, blocks = pool.board.block(0)
         return f"SP: {self.doing}, block {block + 1}/{blocks}" if blocks else f"SP: {self.doing}"

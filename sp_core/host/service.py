@@ -6,6 +6,9 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +28,7 @@ from ..pool.board import Phase
 from ..pool.errors import Cancelled
 from ..pool.protocol import timeout_s
 from ..pool.worker import WorkerContext
-from . import cfg, compat, planning, verify
+from . import cfg, compat, loading, planning, verify
 from .interrupt import interruptible
 from .options import AROUND_THE_MODEL
 from .patches import check_patches, put_skips, wants_whole_batch
@@ -56,7 +59,8 @@ class HostService:
 
     def _do_load(self, body: dict[str, Any]) -> dict[str, Any]:
         self.context.show(Phase.REPLAYING)
-        patcher = self._replay(body["graph"], body["node"], body["slot"])
+        with self._loading(body["weight_bytes"], compat.process_memory):
+            patcher = self._replay(body["graph"], body["node"], body["slot"])
         self._check(patcher, body["architecture"])
         kept = {key: value for key, value in self._models.items() if key in body["keep"]}
         self._models = {**kept, body["key"]: patcher}
@@ -202,8 +206,6 @@ class HostService:
 
     def _replay(self, graph: dict[str, Any], node: str, slot: int) -> Any:
         """Run the graph's way to one output with the host's own executor and cache."""
-        import comfy.model_management
-
         graph = {name: {"class_type": entry["class_type"], "inputs": dict(entry["inputs"])} for name, entry in graph.items()}
         self._executor.success = True
         with torch.inference_mode(), interruptible(self.context.cancelled):
@@ -215,7 +217,6 @@ class HostService:
         outputs = compat.cached_outputs(self._executor, node)
         if outputs is None or slot >= len(outputs) or not outputs[slot]:
             raise SPError(f"{node} gave no model")
-        del comfy
         return outputs[slot][0]
 
     def _check(self, patcher: Any, architecture: str) -> None:
@@ -232,12 +233,17 @@ class HostService:
         self.context.show(Phase.LOADING)
         first = x[0] if isinstance(x, (list, tuple)) else x
         memory = patcher.model.memory_required(list(first.shape)) / ranks if first is not None else 0
-        comfy.model_management.load_models_gpu([patcher], memory_required=memory)
+        arrived = partial(compat.device_memory, self.context.device)
+        with contextlib.nullcontext() if self._active is patcher else self._loading(patcher.model_size(), arrived):
+            comfy.model_management.load_models_gpu([patcher], memory_required=memory)
         if self._active is not patcher:
             patcher.pre_run()
             self._active = patcher
         self._show_weights()
         self.context.show(Phase.COMPUTING)
+
+    def _loading(self, total: int, held: Callable[[], int]) -> AbstractContextManager[None]:
+        return loading.shown(total, held, partial(self.context.board.show_loaded, self.context.rank))
 
     def _show_weights(self) -> None:
         self.context.board.show_weights(self.context.rank, compat.loaded_weights(self.context.device))

@@ -134,6 +134,7 @@ class Session:
             "key": model.recipe.key,
             "keep": sorted({recipe.key for recipe in live}),
             "architecture": model.plan.architecture,
+            "weight_bytes": model.weight_bytes,
         }
         try:
             reply = pool.call("load", body, doing="loading the model", watch=Watcher("loading the model"))

@@ -35,7 +35,7 @@ class Phase(IntEnum):
 
 _CANCEL, _ABORT, _LEADER_GO, _LEADER_STOP = range(4)
 _HEAD, _PER_RANK = 8, 8
-_TICKS, _PHASE, _BLOCK, _BLOCKS, _WEIGHTS, _MEETINGS, _ARRIVED = range(7)
+_TICKS, _PHASE, _BLOCK, _BLOCKS, _WEIGHTS, _MEETINGS, _ARRIVED, _LOADED = range(8)
 
 
 class Board:
@@ -78,6 +78,10 @@ class Board:
         """Bytes of model weights that the rank holds on its device."""
         return int(self._slots[self._at(rank, _WEIGHTS)])
 
+    def loaded(self, rank: int) -> int:
+        """How much of the model that the rank is loading has arrived, in per cent."""
+        return int(self._slots[self._at(rank, _LOADED)])
+
     def meetings(self, rank: int) -> int:
         """How many times in this request the rank came to where it meets the others. The lowest keeps them waiting."""
         return int(self._slots[self._at(rank, _MEETINGS)])
@@ -102,6 +106,11 @@ class Board:
 
     def show_weights(self, rank: int, count: int) -> None:
         self._slots[self._at(rank, _WEIGHTS)] = count
+
+    def show_loaded(self, rank: int, percent: int) -> None:
+        if percent > self._slots[self._at(rank, _LOADED)]:
+            self._slots[self._at(rank, _TICKS)] += 1  # a slow disk is not a rank that stands still
+        self._slots[self._at(rank, _LOADED)] = percent
 
     def show(self, rank: int, phase: Phase, block: int = 0, blocks: int = 0) -> None:
         self._slots[self._at(rank, _PHASE)] = phase

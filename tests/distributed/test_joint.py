@@ -59,4 +59,3 @@ def every_case(rank: int, world_size: int) -> int:
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_equals_attention_over_both(world_size: int) -> None:
     assert run_ranks(world_size, every_case) == [24] * world_size
-

@@ -187,5 +187,3 @@ def check_operators_alone(rank: int, world_size: int) -> None:
 
 def test_opcheck_passes_on_one_rank() -> None:
     run_ranks(1, check_operators_alone)
-
-

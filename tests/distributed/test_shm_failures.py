@@ -15,7 +15,7 @@ from queue import Empty
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.ranks import run_ranks
+from distributed.ranks import fast_context, run_ranks
 
 from sp_core.comm.errors import ExchangeError
 from sp_core.comm.shm import ShmTransport
@@ -55,7 +55,7 @@ Report = tuple[str, int | None, str]
 
 def outcomes(behave: Callable[[int, ShmTransport], None], ranks: int, timeout_s: float = 100) -> dict[int, Report]:
     """(outcome, rank at fault, message) of the first ``ranks`` ranks that report."""
-    context = multiprocessing.get_context("spawn")
+    context = fast_context()
     results = context.Queue()
     with tempfile.TemporaryDirectory() as directory:
         store = os.path.join(directory, "store")

@@ -151,8 +151,13 @@ class LocalRanks:
         self.epoch += 1
         for rank, stream in enumerate(self.streams):
             launch = CLaunch(
-                exchange=CExchange.of(self.exchange), rank=rank, blocks=self.blocks, fixed_slot=0, epoch=self.epoch,
-                slot_bytes=self.slot_bytes, status=self.status[rank][1],
+                exchange=CExchange.of(self.exchange),
+                rank=rank,
+                blocks=self.blocks,
+                fixed_slot=0,
+                epoch=self.epoch,
+                slot_bytes=self.slot_bytes,
+                status=self.status[rank][1],
             )
             for index, tensor in enumerate(sources[rank]):
                 launch.sources[index] = tensor.data_ptr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,10 +20,20 @@ _MISSING = "no ComfyUI checkout found: set COMFYUI_PATH to run the host tests"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # those of the shared server come last, so that it runs beside no other, and those of equal devices
+    # one after another: workers are started once for all of them
+    items.sort(key=_devices_on_the_shared_server)
     if find_comfyui() is None:
         for item in items:
             if HERE in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason=_MISSING))
+
+
+def _devices_on_the_shared_server(item: pytest.Item) -> str:
+    if HERE not in item.path.parents or "server" not in getattr(item, "fixturenames", ()):
+        return ""
+    named = re.search(r"cpu:\d+", item.name)
+    return named[0] if named else getattr(item.module, "DEVICES", "cpu")  # type: ignore[attr-defined]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -47,9 +58,9 @@ def base(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
-    """One server a test module. Its workers stay as long as consecutive tests name the same devices."""
+    """One server for all modules that do no harm to it. Its workers stay as long as consecutive tests name the same devices."""
     # SP_VERIFY_RANKS: a forward whose ranks differ in one bit is an error
     with ComfyServer(comfyui, base, "--cpu", environment={"SP_VERIFY_RANKS": "1"}) as server:
         yield server

@@ -105,6 +105,13 @@ class Family:
     #: around the forward over ranks only: a patch that must not change the result
     patched: Callable[[], AbstractContextManager[None]] = nullcontext
 
+    @property
+    def width(self) -> int:
+        """Width of the attention: all heads."""
+        if "num_attention_heads" in self.arguments:
+            return self.arguments["num_attention_heads"] * self.arguments["attention_head_dim"]
+        return next(self.arguments[name] for name in ("dim", "hidden_size", "model_dim") if name in self.arguments)
+
     def known_to_the_host(self) -> bool:
         return _exists(self.module) and hasattr(importlib.import_module(self.module), self.class_name)
 
@@ -363,6 +370,7 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
 
     enter_host(comfyui)
     from sp_core.comm import CollectiveTransport
+    from sp_core.host.planning import model_shape
     from sp_core.host.verify import digest
     from sp_core.plans import Engine, plan_for
 
@@ -393,8 +401,10 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
             out = _forward(model, inputs)
             run.check()
         errors = [_relative(mine, theirs) for mine, theirs in zip(out, stock, strict=True)]
+        shape = model_shape(plan_for(model), model)
         return {
             "errors": errors,
+            "width": shape and shape.width,
             "bits": digest(out),
             "layout": run.describe(),
             "exchanges": transport.stats.exchanges,

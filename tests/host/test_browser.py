@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(find_browser() is None, reason="no browser (Chro
 WORKFLOWS = sorted((EXTENSION / "workflows").glob("*.json"))
 #: background of SP nodes in the shipped workflows (#355)
 SP_COLOUR = (0x33, 0x55, 0x55)
+TWO_NODES = {"SPModelPatch", "SPSampler"}
 
 _READY = "!!(window.app?.graph && window.LiteGraph)"
 _OPEN = 'window.app.handleFile(new File([{text}], {name}, {{type: "application/json"}}))'
@@ -101,9 +102,10 @@ def test_every_shipped_workflow_opens_and_draws(with_model_files: ComfyServer, t
         assert view["complaints"] is None, f"{name}: the frontend complains"
         assert view["places"], f"{name} has no SP node"
         for node, x, y, widgets in view["places"]:
-            assert "devices" in widgets, f"{name}: {node} shows no devices"
+            if node in TWO_NODES:
+                assert "devices" in widgets, f"{name}: {node} shows no devices"
             colour = view["pixels"].getpixel((round(x), round(y)))
             distance = max(abs(a - b) for a, b in zip(colour, SP_COLOUR, strict=True))
             assert distance < 24, f"{name}: {node} is not drawn at {x:.0f}, {y:.0f}, there is {colour}"
             drawn.add(node)
-    assert drawn == {"SPModelPatch", "SPSampler"}
+    assert drawn >= TWO_NODES

@@ -49,6 +49,7 @@ def check(ranks: RankPool, family: str, name: str, size: int, layout: str = "aut
     print(f"\n{family}, {name} on {size}: relative L2 {', '.join(f'{e:.1e}' for e in answers[0]['errors'])}; {answers[0]['layout']}")
     assert max(answers[0]["errors"]) <= TOLERANCE
     assert len({answer["bits"] for answer in answers}) == 1, "the ranks' outputs differ"
+    assert answers[0]["width"] == FAMILIES[family].width, "the planner does not know this model's shape"
     return answers[0]["layout"]
 
 

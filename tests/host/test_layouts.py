@@ -8,6 +8,7 @@ import pytest
 from campaign import CAMPAIGN
 from host.graphs import TOLERANCE, Branch, Case, Graph, Link, latent, load, read, relative, sample, text
 
+DEVICES = "cpu:4"
 #: starting five, six and eight workers takes minutes on two cores: a campaign does it (SP_CAMPAIGN=1)
 COUNTS = (2, 3, 4, 5, 6, 8) if CAMPAIGN else (2, 3, 4)
 
@@ -48,7 +49,7 @@ def layouts(count: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("count", COUNTS, ids="cpu:{}".format)
 def test_every_layout_gives_the_stock_picture(server, count):
     failures = []
     for case in (wan, wan_per_frame, ltxav):
@@ -85,7 +86,7 @@ def test_a_second_stage_without_guidance_uses_all_devices_for_the_sequence(serve
         first = sample(branch, model, text(branch, 4096), latent(branch, "1,16,3,10,22"), steps=2)
         return sample(branch, model, text(branch, 4096), first, steps=2, denoise=0.5, cfg=1.0)
 
-    graph = Graph()
+    before, graph = len(server.log()), Graph()
     plain, shared = Branch(graph), Branch(graph, "cpu:4")
     nodes = [
         branch.add("SPTestSaveLatent", samples=two_stages(branch), name=f"two-stages-{i}", **extra()).id
@@ -94,7 +95,7 @@ def test_a_second_stage_without_guidance_uses_all_devices_for_the_sequence(serve
     outputs = server.run(graph.prompt)
     stock, sp = (read(outputs[node]) for node in nodes)
     assert relative(sp.parts[0], stock.parts[0]) <= TOLERANCE
-    lines = [line for line in server.log().splitlines() if "SP: 4 devices: " in line]
+    lines = [line for line in server.log(before).splitlines() if "SP: 4 devices: " in line]
     assert any("CFG 2 x " in line for line in lines), lines
     # three heads: a ring of two, so that no rank is without one
     assert "4 devices: ring 2 x Ulysses 2" in sp.report, sp.report

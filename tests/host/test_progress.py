@@ -61,7 +61,8 @@ def test_the_node_says_what_the_workers_do(own: ComfyServer) -> None:
     joined = re.search(r"2 workers joined after ([0-9.]+) s", own.log())
     # what is over in two seconds needs no line
     assert joined and (float(joined[1]) < 3 or any(re.search(r"SP: starting workers [012]/2", line) for line in lines))
-    assert any("SP: loading the model, running the graph" in line for line in lines)
+    arrived = [int(match[1]) for line in lines if (match := re.search(r"SP: loading the model, loading weights (\d+) %", line))]
+    assert arrived == sorted(arrived) and len(set(arrived)) >= 3 and 10 < arrived[-1] <= 100, f"per cent of the weights: {arrived}"
     assert any(re.search(r"SP: WanModel step, block [123]/3", line) for line in lines)
     # the host may join two of its own bar's news that follow one another closely
     assert steps == sorted(steps) and steps[-1] == 3 and len(set(steps)) > 1, f"the sampler's own bar: {steps}"

@@ -86,6 +86,14 @@ def test_devices_stay_idle_where_more_would_be_slower():
     assert choose(4, 1, Pins(ulysses=4), shape=LTX_2, tokens=2_000, machine=SLOW_LINK, may_idle=True).degrees.ranks == 4
 
 
+def test_idle_devices_are_no_way_to_a_ring_that_cannot_be():
+    few_heads = ModelShape("few", 30, 2, 128, 24 * 768**2)
+    for world_size in range(2, 17):
+        for tokens in (2_000, 30_000):
+            decision = choose(world_size, 1, shape=few_heads, tokens=tokens, machine=SLOW_LINK, may_idle=True, may_ring=False)
+            assert decision.degrees.ring == 1
+
+
 def test_the_line():
     decision = choose(8, 2, shape=WAN_14B, tokens=75_600, machine=NVLINK)
     assert decision.line("tiles 2x2", "nccl") == (

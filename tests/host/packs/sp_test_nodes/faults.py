@@ -59,7 +59,7 @@ def _free_a_megabyte(management, device):
 
 
 class SPTestSlowInWorkers:
-    """Takes its time when a worker runs it: a loader of a big file."""
+    """Takes its time when a worker runs it, and as much memory as the model: a loader of a big file."""
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -71,7 +71,10 @@ class SPTestSlowInWorkers:
 
     def wait(self, model, seconds):
         if _rank() is not None:
-            time.sleep(seconds)
+            parts = []
+            for _ in range(10):
+                time.sleep(seconds / 10)
+                parts.append(os.urandom(model.model_size() // 10))
         return (model.clone(),)
 
 
