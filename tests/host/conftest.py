@@ -20,9 +20,9 @@ _MISSING = "no ComfyUI checkout found: set COMFYUI_PATH to run the host tests"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # those of the shared server come last, so that it runs beside no other, and those of equal devices
-    # one after another: workers are started once for all of them
-    items.sort(key=_devices_on_the_shared_server)
+    # host tests come last: they put the host's folder on sys.path. Among them those of the shared server, so that it
+    # runs beside no other, and those of equal devices one after another: workers are started once for all of them
+    items.sort(key=lambda item: (HERE in item.path.parents, _devices_on_the_shared_server(item)))
     if find_comfyui() is None:
         for item in items:
             if HERE in item.path.parents:
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _devices_on_the_shared_server(item: pytest.Item) -> str:
-    if HERE not in item.path.parents or "server" not in getattr(item, "fixturenames", ()):
+    if "server" not in getattr(item, "fixturenames", ()):
         return ""
     named = re.search(r"cpu:\d+", item.name)
     return named[0] if named else getattr(item.module, "DEVICES", "cpu")  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from host.graphs import Branch, Case, Link, compare, latent, load, run_sp, sampl
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
 
+DEVICES = "cpu:2"
 #: 80 x 112 pixels are 5 x 7 tokens a frame; 9 frames are 3 latent ones: 105 tokens, which neither 2 nor 4 divides
 SIZE = {"width": 112, "height": 80, "length": 9, "batch_size": 1}
 START = "1,16,3,10,14"
@@ -115,7 +116,7 @@ def test_a_ring_is_refused_with_the_reason(server: ComfyServer) -> None:
     """Its text would come out different on each rank of the ring."""
 
     def ring(branch: Branch) -> Link:
-        wire = branch.add("SPModelPatch", model=load(branch, "tiny_hunyuan"), devices="cpu:2", ring=2)[0]
+        wire = branch.add("SPModelPatch", model=load(branch, "tiny_hunyuan"), devices=DEVICES, ring=2)[0]
         return sample(branch, wire, words(branch), latent(branch, START), cfg=1.0)
 
     with pytest.raises(PromptFailed, match="Leave ring at 0"):

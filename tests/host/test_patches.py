@@ -13,6 +13,7 @@ from host.graphs import Branch, Case, Link, compare, latent, load, run_sp, sampl
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
 
+DEVICES = "cpu:2"
 WAN_START, HUNYUAN_START = "1,16,3,10,14", "1,16,3,10,14"
 SLG = {"scale": 3.0, "start_percent": 0.0, "end_percent": 1.0, "rescaling_scale": 0.2}
 CACHE = {"reuse_threshold": 0.9, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
@@ -93,12 +94,13 @@ WORK: list[Case] = [
 @pytest.mark.parametrize("case", WORK, ids=lambda case: case.__name__)
 def test_equals_stock(server: ComfyServer, case: Case, require: Callable[[Case], None]) -> None:
     require(case)
-    compare(server, case, "cpu:2", cfg_split=1)
+    compare(server, case, DEVICES, cfg_split=1)
 
 
-def test_chunks_where_heads_do_not_divide(server: ComfyServer) -> None:
+@pytest.mark.parametrize("devices", ["cpu:4"])
+def test_chunks_where_heads_do_not_divide(server: ComfyServer, devices: str) -> None:
     """Three heads in groups of one on two ranks: each rank is without a head at times."""
-    compare(server, before("SPTestHeadChunks"), "cpu:4", cfg_split=1)
+    compare(server, before("SPTestHeadChunks"), devices, cfg_split=1)
 
 
 @pytest.mark.parametrize("case", [WORK[0], WORK[2], WORK[3], WORK[6]], ids=lambda case: case.__name__)
@@ -115,7 +117,7 @@ def test_the_patch_changes_the_picture(server: ComfyServer, case: Case) -> None:
 def test_guidance_that_compares_conditionings_keeps_them_together(server: ComfyServer, require: Callable[[Case], None]) -> None:
     """Two devices would else take one conditioning each, and the guidance would find nothing to compare."""
     require(NAG)
-    comparison = compare(server, NAG, "cpu:2")
+    comparison = compare(server, NAG, DEVICES)
     assert "CFG" not in comparison.layout
     weaker = hunyuan("weaker", "NAGuidance", first=True, nag_scale=1.0, nag_alpha=0.4, nag_tau=1.5)
     assert (run_sp(server, weaker).parts[0] - comparison.sp.parts[0]).abs().max() > 1e-3, "the guidance did nothing"
@@ -126,7 +128,7 @@ def test_steps_are_skipped_once_for_all(server: ComfyServer, node: str, require:
     """The decision falls in the UI process, so the workers are not asked at all for a step that is left out."""
     case = behind(node, steps=8, **CACHE)
     require(case)
-    comparison = compare(server, case, "cpu:2", cfg_split=1)
+    comparison = compare(server, case, DEVICES, cfg_split=1)
     computed = int(re.search(r"forwards: (\d+)", comparison.sp.report).group(1))  # type: ignore[union-attr]
     assert 0 < computed < 8
 
