@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from host.graphs import SETTINGS, Branch, Graph, latent, load, read, relative, sample, text
 
-
 DEVICES = "cpu:2"
 
 
