@@ -1,7 +1,8 @@
 """Private memory of CPU workers that hold one large checkpoint: does each have a copy, or do they share the file's pages?
 
-Linux: the unique set size (USS) is what a process has for itself alone. A worker with a tiny
-checkpoint is the base. Needs ComfyUI.
+Linux: what counts is anonymous memory, which no other process can share; pages of a mapped file
+are not in it. A worker with a tiny checkpoint is the base. ComfyUI by itself, in prompts without
+SP, is measured first: what it copies, a worker copies too, because a worker is a ComfyUI. Needs ComfyUI.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Result:
     checkpoint_mb: float
     base_mb: float
     loaded_mb: float
+    #: ComfyUI's own process, before any worker was started
     host_base_mb: float
     host_loaded_mb: float
 
@@ -62,6 +64,13 @@ class Result:
     def total_mb(self) -> float:
         return self.workers * self.loaded_mb
 
+    def verdict(self) -> str:
+        """What the host's own growth says about where a copy comes from."""
+        copied = (self.host_loaded_mb - self.host_base_mb) / self.checkpoint_mb
+        if copied > 0.7:
+            return f"its own loader copies {copied:.0%} of the file, in a prompt that knows nothing of workers"
+        return f"its own loader copies {copied:.0%} of the file; what a worker has beyond that is this extension's"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``bench memory``; 0 if it could be measured."""
@@ -70,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args(argv)
     if not sys.platform.startswith("linux"):
-        print("not measured: the unique set size is read from Linux's /proc")
+        print("not measured: anonymous memory is read from Linux's /proc")
         return 1
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if free < _ROOM_BYTES:
@@ -90,22 +99,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{result.workers} workers together:                {result.total_mb:8.0f} MB, {verdict} the {result.limit_mb:.0f} MB of", end=" "
     )
     print(f"{result.workers} x base + 0.3 x checkpoint")
-    print(f"the host's own process, tiny:      {result.host_base_mb:8.0f} MB")
-    print(f"the host's own process, large:     {result.host_loaded_mb:8.0f} MB: its loader copies the file unless its dynamic VRAM is on")
+    print(f"ComfyUI without SP, tiny:          {result.host_base_mb:8.0f} MB")
+    print(f"ComfyUI without SP, large:         {result.host_loaded_mb:8.0f} MB: {result.verdict()}")
     if options.json:
         print(json.dumps(asdict(result)))
     return 0
 
 
 def measure(server: ComfyServer, workers: int) -> Result:
-    """Sample one step of a tiny and then of the large checkpoint on ``workers`` CPU workers."""
+    """Sample one step of a tiny and then of the large checkpoint, without SP and then on ``workers`` CPU workers."""
     large = replace(_PROMPT, files=dict.fromkeys(_PROMPT.files, _NAME))
-    figures = []
-    for tiny in (_PROMPT, large):
-        server.run(shrink(tiny.load(), tiny, f"cpu:{workers}", 0, "bench").prompt, timeout=900)
-        figures += [mean(unique_set_mb(pid) for pid in worker_pids(server.process.pid)), unique_set_mb(server.process.pid)]
+    host, worker = [], []
+    for devices in (None, f"cpu:{workers}"):
+        for tiny in (_PROMPT, large):
+            server.run(shrink(tiny.load(), tiny, devices, 0, "bench").prompt, timeout=900)
+            if devices is None:
+                host.append(anonymous_mb(server.process.pid))
+            else:
+                worker.append(mean(anonymous_mb(pid) for pid in worker_pids(server.process.pid)))
     size = os.stat(server.base / "models" / "diffusion_models" / _NAME).st_size / 1e6
-    return Result(workers, size, figures[0], figures[2], figures[1], figures[3])
+    return Result(workers, size, *worker, *host)
 
 
 def worker_pids(parent: int) -> list[int]:
@@ -124,7 +137,7 @@ def worker_pids(parent: int) -> list[int]:
     return sorted(found)
 
 
-def unique_set_mb(pid: int) -> float:
-    """Pages that only this process has, in 10^6 bytes."""
+def anonymous_mb(pid: int) -> float:
+    """Memory of a process that is no file's, in 10^6 bytes."""
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
-    return sum(int(lines[name].split()[0]) for name in ("Private_Clean", "Private_Dirty")) * 1024 / 1e6
+    return int(lines["Anonymous"].split()[0]) * 1024 / 1e6

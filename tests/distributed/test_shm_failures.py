@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -105,7 +106,9 @@ def test_rank_late_by_30_s_is_named_within_the_timeout() -> None:
 def late_by_12_s(rank: int, transport: ShmTransport) -> None:
     if rank == 2:
         time.sleep(12)
-    exchange(rank, transport)  # complete for the late rank: the others had sent everything before they gave up
+    # complete for the late rank: the others had sent everything before they gave up
+    delivered = exchange(rank, transport)
+    assert torch.equal(delivered[0, :, 0, 0], torch.arange(4.0).repeat_interleave(torch.tensor(COUNTS))), "stale data"
     exchange(rank, transport)
 
 
@@ -235,7 +238,8 @@ def test_growing_sizes_leak_nothing() -> None:
         assert after <= before
         assert highest - before < 40
         assert maps == 0
-        assert blocks < 12 * largest
+        # what the file no longer needs went back to the system: without that it would be seven times
+        assert blocks < 6 * largest
 
 
 def names() -> set[str]:
@@ -244,12 +248,20 @@ def names() -> set[str]:
     return {entry for entry in entries if "exchange" in entry or "memfd" in entry}
 
 
-def kill_everybody(rank: int, transport: ShmTransport) -> None:
+def exchange_for_ever(rank: int, transport: ShmTransport) -> None:
     kept = exchange(rank, transport, D=100_000)
     assert kept.numel()
 
+    def again() -> None:
+        while True:
+            exchange(rank, transport, D=100_000)
+
+    threading.Thread(target=again, daemon=True).start()
+
 
 def test_nothing_is_left_after_kill_9() -> None:
+    """All ranks die in the middle of an exchange."""
     before = names()
-    outcomes(kill_everybody, ranks=4)
+    reports = outcomes(exchange_for_ever, ranks=4)
+    assert {outcome for outcome, _, _ in reports.values()} == {"delivered"}
     assert names() <= before
