@@ -84,7 +84,7 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
         raise self._too_late("A weight hook")
 
     def add_object_patch(self, name: str, obj: Any) -> None:
-        if name == "diffusion_model" or name.startswith("diffusion_model."):
+        if _inside_the_model(name):
             raise self._too_late(f"An object patch of {name}")
         super().add_object_patch(name, obj)
 
@@ -137,7 +137,7 @@ def make_sp_patcher(
     plan = plan_for(local)
     _refuse_compiled(source)
     sp = RemoteModel(recipe, devices, plan, source.model_size(), keep_loaded, pins)
-    base = _own_base_model(source.model)
+    base = _own_base_model(source)
     base.diffusion_model = make_remote(local, plan, sp)
     # activations are shared out too, so the host should batch conditionings where one device could not
     base.memory_usage_factor = source.model.memory_usage_factor / len(devices)
@@ -149,11 +149,7 @@ def make_sp_patcher(
     options = comfy.utils.deepcopy_list_dict(source.model_options)
     options["transformer_options"] = without_model_patches(options.get("transformer_options", {}))
     patcher.model_options = options
-    patcher.object_patches = {
-        name: value
-        for name, value in source.object_patches.items()
-        if name != "diffusion_model" and not name.startswith("diffusion_model.")
-    }
+    patcher.object_patches = {name: value for name, value in source.object_patches.items() if not _inside_the_model(name)}
     for mine, theirs in ((patcher.callbacks, source.callbacks), (patcher.wrappers, source.wrappers)):
         for kind, by_key in theirs.items():
             mine[kind] = {key: list(functions) for key, functions in by_key.items()}
@@ -169,11 +165,16 @@ def _refuse_compiled(patcher: comfy.model_patcher.ModelPatcher) -> None:
         )
 
 
-def _own_base_model(base: Any) -> Any:
-    """A BaseModel that shares ``base``'s parts but not its identity: what is set on one is not seen on the other."""
-    own = copy.copy(base)
-    for name in ("_modules", "_parameters", "_buffers"):
-        own.__dict__[name] = dict(base.__dict__[name])
+def _own_base_model(source: comfy.model_patcher.ModelPatcher) -> Any:
+    """A BaseModel that shares the source's parts but not its identity: what is set on one is not seen on the other.
+
+    All clones of a MODEL share one BaseModel, and the host leaves in it what the clone that ran last had patched
+    (a node of model sampling in another branch). What stood there before is in the backup that the clones share too.
+    """
+    own = _shallow(source.model)
+    for name, original in source.object_patches_backup.items():
+        if not _inside_the_model(name):
+            _set(own, name, original)
     for name in ("dynamic_vbars", "dynamic_pins"):
         own.__dict__.pop(name, None)
     own.__dict__ |= {
@@ -186,3 +187,27 @@ def _own_base_model(base: Any) -> Any:
         "device": None,
     }
     return own
+
+
+def _inside_the_model(name: str) -> bool:
+    """An attribute of a BaseModel that only the workers could honour."""
+    return name == "diffusion_model" or name.startswith("diffusion_model.")
+
+
+def _shallow(module: Any) -> Any:
+    """A copy of a module with the same parts, to which others can be given."""
+    own = copy.copy(module)
+    for name in ("_modules", "_parameters", "_buffers"):
+        if name in module.__dict__:
+            own.__dict__[name] = dict(module.__dict__[name])
+    return own
+
+
+def _set(own: Any, path: str, value: Any) -> None:
+    """Set a dotted attribute without touching the parts that ``own`` shares with others."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        part = _shallow(getattr(own, parent))
+        setattr(own, parent, part)
+        own = part
+    setattr(own, name, value)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import math
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,6 +18,7 @@ from distributed.longcat_ranks import enter_host
 from torch import Tensor
 
 from sp_core.demo.checkpoints import random_weights
+from sp_core.demo.run import relative_l2
 
 _WAN = {"model_type": "t2v", "dim": 96, "ffn_dim": 64, "num_heads": 4, "num_layers": 3, "in_dim": 16, "out_dim": 16, "text_dim": 24}
 _HUNYUAN = {
@@ -322,6 +322,29 @@ FAMILIES: dict[str, Family] = {
             ),
         },
     ),
+    "SCAIL-2": Family(
+        _WAN_MODULE,
+        "SCAIL2WanModel",
+        {key: value for key, value in {**_WAN, "in_dim": 20, "mask_in_dim": 28}.items() if key != "model_type"},
+        {
+            "pose, masks": lambda: _plain(
+                _video(20, 3, 8, 12), pose_latents=random(1, 20, 3, 4, 6, seed=4), sam_latents=random(1, 28, 3, 4, 6, seed=6), **_CLIP
+            ),
+            # the masks of the references, then zeros over the video
+            **{
+                f"pose, picture, masks, {mode}": lambda flag=flag: _plain(  # type: ignore[misc]
+                    _video(20, 3, 8, 12),
+                    pose_latents=random(1, 20, 3, 4, 6, seed=4),
+                    reference_latent=random(1, 20, 1, 8, 12, seed=5),
+                    sam_latents=random(1, 28, 3, 4, 6, seed=6),
+                    ref_mask_latents=random(1, 28, 4, 8, 12, seed=7),
+                    ref_mask_flag=flag,
+                    **_CLIP,
+                )
+                for mode, flag in (("animation", True), ("replacement", False))
+            },
+        },
+    ),
     "HunyuanVideo": Family(_HUNYUAN_MODULE, "HunyuanVideo", _HUNYUAN, _HUNYUAN_FORWARDS),
     "HunyuanVideo 1.5": Family(
         _HUNYUAN_MODULE,
@@ -400,7 +423,7 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
         with FAMILIES[family].patched(), engine.installed(model) as run:
             out = _forward(model, inputs)
             run.check()
-        errors = [_relative(mine, theirs) for mine, theirs in zip(out, stock, strict=True)]
+        errors = [relative_l2(mine, theirs) for mine, theirs in zip(out, stock, strict=True)]
         shape = model_shape(plan_for(model), model)
         return {
             "errors": errors,
@@ -417,7 +440,3 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
 def _forward(model: Any, inputs: dict[str, Any]) -> list[Tensor]:
     out = model._forward(**{"transformer_options": {}, **inputs})
     return list(out) if isinstance(out, (list, tuple)) else [out]
-
-
-def _relative(mine: Tensor, theirs: Tensor) -> float:
-    return math.inf if mine.shape != theirs.shape else float((mine - theirs).norm() / theirs.norm())

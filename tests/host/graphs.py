@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sp_core.demo.comfy_server import ComfyServer
+from sp_core.demo.run import relative_l2 as relative
 
 #: relative L2 distance between two fp32 runs that differ in the order of their sums only
 TOLERANCE = 2e-5
@@ -125,10 +126,6 @@ class Comparison:
             assert part.std() > 1e-3, "the stock picture is empty: the case compares nothing"
         assert f"on {devices.removeprefix('cpu:')} devices" in self.sp.report, self.sp.report
         assert max(self.errors) <= tolerance, f"relative L2 {self.errors}; {self.sp.report}"
-
-
-def relative(mine: Tensor, theirs: Tensor) -> float:
-    return float((mine - theirs).norm() / theirs.norm())
 
 
 def branches(case: Case, devices: str, **pins: Any) -> tuple[dict[str, dict[str, Any]], list[str]]:

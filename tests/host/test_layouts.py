@@ -8,6 +8,8 @@ import pytest
 from campaign import CAMPAIGN
 from host.graphs import TOLERANCE, Branch, Case, Graph, Link, latent, load, read, relative, sample, text
 
+from sp_core.cost import Degrees
+
 DEVICES = "cpu:4"
 #: starting five, six and eight workers takes minutes on two cores: a campaign does it (SP_CAMPAIGN=1)
 COUNTS = (2, 3, 4, 5, 6, 8) if CAMPAIGN else (2, 3, 4)
@@ -44,9 +46,21 @@ def layouts(count: int) -> dict[str, dict[str, Any]]:
         found["CFG x ring"] = {"cfg_split": 2, "ring": count // 2}
     if count in (4, 6, 8):
         found["ring x Ulysses"] = {"cfg_split": 1, "ring": 2}
+    if count % 2 == 0 and count > 2:
+        found["CFG x Ulysses, tiles"] = {"cfg_split": 2, "ring": 1, "layout": "tiles"}
     if count == 8:
+        found["ring 4 x Ulysses"] = {"cfg_split": 1, "ring": 4}
         found["CFG x ring x Ulysses, tiles"] = {"cfg_split": 2, "ring": 2, "layout": "tiles"}
     return found
+
+
+def expected_words(count: int, pins: dict[str, Any]) -> str:
+    """How the report names a layout that is pinned; "" for one that is not."""
+    if not pins:
+        return ""
+    dp, ring = pins["cfg_split"], pins["ring"]
+    words = f"{count} devices: {Degrees(dp, ring, count // dp // ring).describe()}, "
+    return words + pins.get("layout", "")
 
 
 @pytest.mark.parametrize("count", COUNTS, ids="cpu:{}".format)
@@ -60,6 +74,8 @@ def test_every_layout_gives_the_stock_picture(server, count):
             print(f"{case.__name__:14} {count} devices, {name:28} {', '.join(f'{error:.1e}' for error in errors)}")
             if max(errors) > TOLERANCE:
                 failures.append(f"{case.__name__}, {name}: {errors}; {result.report}")
+            if (words := expected_words(count, layouts(count)[name])) not in result.report:
+                failures.append(f"{case.__name__}, {name}: not laid out as '{words}'; {result.report}")
     assert not failures, "\n".join(failures)
 
 

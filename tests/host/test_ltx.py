@@ -108,6 +108,12 @@ def guided(name: str, label: str, *after: Callable[[Branch, Link], Link], **chan
     )
 
 
+def both_guidances_before(branch: Branch) -> Link:
+    name = "tiny_ltxav"
+    wire = branch.patch(modality_guidance(branch, spatio_temporal_guidance(branch, load(branch, name))))
+    return sample(branch, wire, words(branch, name), latent(branch, BOTH), cfg=1.0)
+
+
 def reference_audio(branch: Branch) -> Link:
     positive, negative = words(branch, "tiny_ltxav")
     node = branch.add(
@@ -182,6 +188,7 @@ CASES: list[Case] = [
     guided("tiny_ltxav", "spatio_temporal_guidance", spatio_temporal_guidance),
     guided("tiny_ltxav", "modality_guidance", modality_guidance),
     guided("tiny_ltxav", "both_guidances", spatio_temporal_guidance, modality_guidance, cfg=1.0),
+    both_guidances_before,
     guided("tiny_ltxav", "video_switched_off", options(run_vx=False)),
     guided("tiny_ltxav", "audio_switched_off", options(run_ax=False)),
     guided("tiny_ltxav", "one_direction", options(a2v_cross_attn=False)),

@@ -28,11 +28,12 @@ def on_wan(branch: Branch, wire: Link, start: str = WAN_START, **changes: float)
     return sample(branch, wire, text(branch, 4096), latent(branch, start), **changes)
 
 
-def before(class_type: str, **inputs: object) -> Case:
+def before(class_type: str, start: str = WAN_START, steps: int = 2, **inputs: object) -> Case:
     """A node of a pack, then SP Model Patch."""
 
     def case(branch: Branch) -> Link:
-        return on_wan(branch, branch.patch(branch.add(class_type, model=load(branch, "tiny_wan_t2v"), **inputs)[0]))
+        wire = branch.patch(branch.add(class_type, model=load(branch, "tiny_wan_t2v"), **inputs)[0])
+        return on_wan(branch, wire, start, steps=steps)
 
     case.__name__ = f"{class_type}_before"
     return case
@@ -63,6 +64,12 @@ def hunyuan(label: str, class_type: str, *, first: bool, **inputs: object) -> Ca
     return case
 
 
+def fp8_weights(branch: Branch) -> Link:
+    """The workers' loader makes the same numbers of them."""
+    wire = branch.add("UNETLoader", unet_name="tiny_wan_t2v.safetensors", weight_dtype="fp8_e4m3fn")[0]
+    return on_wan(branch, branch.patch(wire))
+
+
 WINDOWS = {
     "context_length": 13,
     "context_overlap": 4,
@@ -87,7 +94,9 @@ WORK: list[Case] = [
     behind("SkipLayerGuidanceDiT", double_layers="1", single_layers="", **SLG),
     hunyuan("SkipLayerGuidanceDiT_joint", "SkipLayerGuidanceDiT", first=False, double_layers="0", single_layers="1", **SLG),
     NAG,
+    before("WanContextWindowsManual", "1,16,7,6,10", **WINDOWS),
     behind("WanContextWindowsManual", "1,16,7,6,10", **WINDOWS),
+    fp8_weights,
 ]
 
 
@@ -99,7 +108,7 @@ def test_equals_stock(server: ComfyServer, case: Case, require: Callable[[Case],
 
 @pytest.mark.parametrize("devices", ["cpu:4"])
 def test_chunks_where_heads_do_not_divide(server: ComfyServer, devices: str) -> None:
-    """Three heads in groups of one on two ranks: each rank is without a head at times."""
+    """Three heads in groups of one on four ranks: each rank is without a head at times."""
     compare(server, before("SPTestHeadChunks"), devices, cfg_split=1)
 
 
@@ -124,9 +133,10 @@ def test_guidance_that_compares_conditionings_keeps_them_together(server: ComfyS
 
 
 @pytest.mark.parametrize("node", ["EasyCache", "LazyCache"])
-def test_steps_are_skipped_once_for_all(server: ComfyServer, node: str, require: Callable[[Case], None]) -> None:
+@pytest.mark.parametrize("side", [before, behind])
+def test_steps_are_skipped_once_for_all(server: ComfyServer, node: str, side: Callable[..., Case], require: Callable[[Case], None]) -> None:
     """The decision falls in the UI process, so the workers are not asked at all for a step that is left out."""
-    case = behind(node, steps=8, **CACHE)
+    case = side(node, steps=8, **CACHE)
     require(case)
     comparison = compare(server, case, DEVICES, cfg_split=1)
     computed = int(re.search(r"forwards: (\d+)", comparison.sp.report).group(1))  # type: ignore[union-attr]
@@ -135,7 +145,8 @@ def test_steps_are_skipped_once_for_all(server: ComfyServer, node: str, require:
 
 REFUSED = [
     (before("SPTestBlockPatch"), ["patches_replace.dit", "SPTestBlockPatch"]),
-    (before("SPTestAttentionOutput"), ["attn1_patch", "SPTestAttentionOutput"]),
+    (before("SPTestAttentionPatch", place="attn1_patch"), ["attn1_patch", "SPTestAttentionPatch"]),
+    (before("SPTestAttentionPatch", place="attn1_output_patch"), ["attn1_output_patch", "SPTestAttentionPatch"]),
     (before("SPTestForwardReplaced", while_sampling=False), ["forward_orig is replaced"]),
     (behind("SPTestForwardReplaced", while_sampling=True), ["forward_orig was replaced while sampling", "SPTestForwardReplaced"]),
     (behind("SPTestPatchWhileSampling"), ["while sampling", "SPTestPatchWhileSampling"]),
@@ -143,7 +154,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("case", "words"), REFUSED, ids=[case.__name__ for case, _ in REFUSED])
+@pytest.mark.parametrize(("case", "words"), REFUSED, ids=[f"{case.__name__}-{words[0]}" for case, words in REFUSED])
 def test_refused_by_name(server: ComfyServer, case: Case, words: list[str]) -> None:
     with pytest.raises(PromptFailed) as caught:
         run_sp(server, case)

@@ -7,6 +7,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,28 @@ from host.observe import video
 
 from sp_core.demo.comfy_server import ComfyServer
 
-#: type of a binary message that carries a line of text for a node
-TEXT = 3
+#: types of binary messages: a line of text for a node; a picture, in a host's older and newer form
+TEXT, PICTURE = 3, (1, 4)
 
 
 @pytest.fixture(scope="module")
 def own(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
-    with ComfyServer(comfyui, base, "--cpu") as server:
+    with ComfyServer(comfyui, base, "--cpu", "--preview-method", "latent2rgb") as server:
         yield server
 
 
-async def watch(server: ComfyServer, prompt: dict[str, Any]) -> tuple[list[str], list[int]]:
-    """Lines under nodes, and the steps of the sampler's own bar, until the prompt ends."""
-    lines, steps = [], []
+@dataclass
+class Seen:
+    #: under nodes
+    lines: list[str] = field(default_factory=list)
+    #: of the sampler's own bar
+    steps: list[int] = field(default_factory=list)
+    previews: list[bytes] = field(default_factory=list)
+
+
+async def watch(server: ComfyServer, prompt: dict[str, Any]) -> Seen:
+    """What a browser is sent until the prompt ends."""
+    seen = Seen()
     address = f"http://127.0.0.1:{server.port}"
     async with aiohttp.ClientSession() as session, session.ws_connect(f"{address}/ws?clientId=browser") as socket:
         async with session.post(f"{address}/prompt", json={"prompt": prompt, "client_id": "browser"}) as answer:
@@ -38,14 +48,16 @@ async def watch(server: ComfyServer, prompt: dict[str, Any]) -> tuple[list[str],
             if message.type is aiohttp.WSMsgType.BINARY:
                 kind, length = struct.unpack(">II", message.data[:8])
                 if kind == TEXT:
-                    lines.append(message.data[8 + length :].decode())
+                    seen.lines.append(message.data[8 + length :].decode())
+                elif kind in PICTURE:
+                    seen.previews.append(message.data[8:])
                 continue
             event = json.loads(message.data)
             if event["type"] == "progress":
-                steps.append(event["data"]["value"])
+                seen.steps.append(event["data"]["value"])
             if event["type"] in ("execution_success", "execution_error"):
                 assert event["type"] == "execution_success", event
-                return lines, steps
+                return seen
     raise AssertionError("the server closed the connection")
 
 
@@ -59,7 +71,8 @@ def slow_to_load(seconds: float) -> Callable[[Branch, Link], Link]:
 
 def test_the_node_says_what_the_workers_do(own: ComfyServer) -> None:
     prompt, _ = video("cpu:2", change=slow_step, steps=3)
-    lines, steps = asyncio.run(asyncio.wait_for(watch(own, prompt), 200))
+    seen = asyncio.run(asyncio.wait_for(watch(own, prompt), 200))
+    lines, steps = seen.lines, seen.steps
     print("\n" + "\n".join(dict.fromkeys(lines)))
     joined = re.search(r"2 workers joined after ([0-9.]+) s", own.log())
     # what is over in two seconds needs no line
@@ -67,13 +80,14 @@ def test_the_node_says_what_the_workers_do(own: ComfyServer) -> None:
     assert any(re.search(r"SP: WanModel step, block [123]/3", line) for line in lines)
     # the host may join two of its own bar's news that follow one another closely
     assert steps == sorted(steps) and steps[-1] == 3 and len(set(steps)) > 1, f"the sampler's own bar: {steps}"
+    assert len(set(seen.previews)) > 1, "no previews, or always the same"
 
 
 def test_the_node_says_how_much_of_the_weights_has_arrived(own: ComfyServer) -> None:
     """With workers that are there already: what they import at first would be more memory than a tiny model."""
     for seconds in (0.1, 5.0):
         prompt, _ = video("cpu:2", change=slow_to_load(seconds), steps=1)
-        lines, _ = asyncio.run(asyncio.wait_for(watch(own, prompt), 200))
+        lines = asyncio.run(asyncio.wait_for(watch(own, prompt), 200)).lines
     said = list(dict.fromkeys(line for line in lines if line.startswith("SP: loading the model")))
     print("\n" + "\n".join(said))
     arrived = [int(match[1]) for line in said if (match := re.search(r"SP: loading the model, loading weights (\d+) %", line))]

@@ -122,6 +122,11 @@ def cfg_function_behind(branch: Branch) -> Link:
     return sample(branch, branch.add("SPTestCfgFunction", model=model(branch))[0], words(branch), latent(branch, SHAPE))
 
 
+def cfg_function_before(branch: Branch) -> Link:
+    wire = branch.patch(branch.add("SPTestCfgFunction", model=load(branch, "tiny_wan_t2v"))[0])
+    return sample(branch, wire, words(branch), latent(branch, SHAPE))
+
+
 def rescaled_cfg_before(branch: Branch) -> Link:
     wire = branch.patch(branch.add("RescaleCFG", model=load(branch, "tiny_wan_t2v"), multiplier=0.7)[0])
     return sample(branch, wire, words(branch), latent(branch, SHAPE))
@@ -145,6 +150,7 @@ CASES: list[Case] = [
     lora,
     merge_of_two,
     model_sampling_behind,
+    cfg_function_before,
     cfg_function_behind,
     rescaled_cfg_before,
     rope_scaled,

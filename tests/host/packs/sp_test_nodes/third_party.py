@@ -118,12 +118,16 @@ def _send_away(block, *args):
         parameter.data.zero_()
 
 
-class SPTestAttentionOutput(_ModelNode):
-    """A function on the attention's output that nobody has read."""
+class SPTestAttentionPatch(_ModelNode):
+    """A function on the attention's inputs or its output that nobody has read."""
 
-    def patch(self, model):
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "place": ("STRING", {"default": "attn1_patch"})}}
+
+    def patch(self, model, place):
         model = model.clone()
-        model.set_model_attn1_patch(lambda args: args["x"])
+        model.set_model_patch(lambda *args: args[0], place)
         return (model,)
 
 
