@@ -310,6 +310,22 @@ def a_model_has_what_a_twin_of_it_needs() -> None:
 
 
 @probe
+def clones_share_the_backup_of_what_they_patch() -> None:
+    patcher, _ = _patcher()
+    other = patcher.clone()
+    before = patcher.model.weight
+    other.add_object_patch("in_features", 7)
+    other.patch_model(load_weights=False)
+    expect(patcher.model.in_features == 7, "object patches no longer land in the model that clones share")
+    expect(
+        patcher.object_patches_backup.get("in_features") == 4,
+        "a clone no longer sees what another one replaced, so SP Model Patch would inherit another branch's patches",
+    )
+    other.unpatch_model()
+    expect(patcher.model.in_features == 4 and patcher.model.weight is before, "unpatching does not restore what was there")
+
+
+@probe
 def nodes_can_be_declared() -> None:
     from comfy_api.latest import ComfyExtension, io
 
