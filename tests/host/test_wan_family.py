@@ -13,7 +13,6 @@ from host.graphs import Branch, Case, Link, compare, latent, load, sample, text
 
 from sp_core.demo.comfy_server import ComfyServer
 
-DEVICES = "cpu:2"
 DIM = 4096
 #: 80 x 112 pixels are 5 x 7 tokens a frame; 9 frames are 3 latent ones: 105 tokens, which neither 2 nor 4 divides
 SIZE = {"width": 112, "height": 80, "length": 9, "batch_size": 1}
@@ -149,7 +148,7 @@ def test_same_as_stock(server: ComfyServer, devices: str, case: Case, require: C
     compare(server, case, devices, cfg_split=1)
 
 
-def test_a_face_moves_a_tile(server: ComfyServer) -> None:
+def test_a_face_moves_a_tile(server: ComfyServer, devices: str) -> None:
     """Animate's face adapter attends frame by frame; one short case, as the face encoder is as large as ever."""
 
     def face(branch: Branch) -> Link:
@@ -160,4 +159,4 @@ def test_a_face_moves_a_tile(server: ComfyServer) -> None:
         )
         return sample(branch, branch.patch(load(branch, "tiny_animate")), (made[0], made[1]), made[2], steps=1, cfg=1.0)
 
-    assert "tiles" in compare(server, face, DEVICES).sp.report
+    assert "tiles" in compare(server, face, devices).sp.report
