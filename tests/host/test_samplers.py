@@ -157,14 +157,16 @@ CASES: list[Case] = [
 ]
 
 
+@pytest.mark.parametrize("devices", ["cpu:2", "cpu:3", "cpu:4"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_same_as_stock(server: ComfyServer, case: Case, require: Callable[[Case], None]) -> None:
+def test_same_as_stock(server: ComfyServer, case: Case, devices: str, require: Callable[[Case], None]) -> None:
     require(case)
-    compare(server, case, DEVICES)
+    compare(server, case, devices)
 
 
+@pytest.mark.parametrize("devices", ["cpu:2", "cpu:3", "cpu:4"])
 @pytest.mark.parametrize("patched", [False, True], ids=["it_patches", "patched_already"])
-def test_sp_sampler(server: ComfyServer, patched: bool) -> None:
+def test_sp_sampler(server: ComfyServer, patched: bool, devices: str) -> None:
     def sp_sampler(branch: Branch) -> Link:
         wire = branch.add("ModelSamplingSD3", model=load(branch, "tiny_wan_t2v"), shift=8.0)[0]
         conditioning, start = words(branch), latent(branch, SHAPE)
@@ -173,7 +175,7 @@ def test_sp_sampler(server: ComfyServer, patched: bool) -> None:
         node = branch.add(
             "SPSampler",
             model=branch.patch(wire) if patched else wire,
-            devices=DEVICES,
+            devices=devices,
             positive=conditioning[0],
             negative=conditioning[1],
             latent_image=start,
@@ -182,8 +184,8 @@ def test_sp_sampler(server: ComfyServer, patched: bool) -> None:
         branch.report = node[1]
         return node[0]
 
-    report = compare(server, sp_sampler, DEVICES).sp.report
-    for word in ("2 devices: ", "exchange", "forwards", "sent"):
+    report = compare(server, sp_sampler, devices).sp.report
+    for word in (f"{devices[-1]} devices: ", "exchange", "forwards", "sent"):
         assert word in report
 
 
