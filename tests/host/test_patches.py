@@ -148,6 +148,8 @@ REFUSED = [
     (before("SPTestAttentionPatch", place="attn1_patch"), ["attn1_patch", "SPTestAttentionPatch"]),
     (before("SPTestAttentionPatch", place="attn1_output_patch"), ["attn1_output_patch", "SPTestAttentionPatch"]),
     (before("SPTestForwardReplaced", while_sampling=False), ["forward_orig is replaced"]),
+    (behind("SPTestForwardReplaced", while_sampling=False), ["diffusion_model.forward_orig", "SPTestForwardReplaced"]),
+    (before("SPTestForwardReplaced", while_sampling=True), ["forward_orig was replaced while sampling", "SPTestForwardReplaced"]),
     (behind("SPTestForwardReplaced", while_sampling=True), ["forward_orig was replaced while sampling", "SPTestForwardReplaced"]),
     (behind("SPTestPatchWhileSampling"), ["while sampling", "SPTestPatchWhileSampling"]),
     (before("TorchCompileModel", backend="inductor"), ["torch.compile"]),
