@@ -123,6 +123,13 @@ def test_the_patch_changes_the_picture(server: ComfyServer, case: Case) -> None:
     assert (run_sp(server, case).parts[0] - plain).norm() / plain.norm() > 1e-3
 
 
+def test_blocks_are_swapped_in_the_workers(server: ComfyServer) -> None:
+    """A swap that never happened would give the same picture too."""
+    run_sp(server, before("SPTestBlockSwap"))
+    said = [line for line in server.log().splitlines() if "SPTestBlockSwap takes over" in line]
+    assert {rank for rank in (0, 1) if any(f"[SP rank {rank}]" in line for line in said)} == {0, 1}, said
+
+
 def test_guidance_that_compares_conditionings_keeps_them_together(server: ComfyServer, require: Callable[[Case], None]) -> None:
     """Two devices would else take one conditioning each, and the guidance would find nothing to compare."""
     require(NAG)

@@ -1,5 +1,6 @@
 """What packs do to models, in their own ways: chunked attention, guidance in cross-attention, residuals, swapping, caches."""
 
+import logging
 import types
 
 import torch
@@ -97,6 +98,7 @@ class SPTestBlockSwap(_ModelNode):
         model = model.clone()
 
         def swap(patcher, *args, **kwargs):
+            logging.info("SPTestBlockSwap takes over")
             for block in patcher.model.diffusion_model.blocks:
                 if not hasattr(block, "swapped_out"):
                     block.swapped_out = {name: p.data.clone() for name, p in block.named_parameters()}
