@@ -106,6 +106,15 @@ def _prompts(graph: Graph, clip: Wire, positive: str, negative: str) -> tuple[No
     return first, second
 
 
+def _guided_sampling(graph: Graph, model: Wire, positive: Wire, negative: Wire, sigmas: Wire, latent: Wire) -> Node:
+    """Guider, noise, sampler and SamplerCustomAdvanced, in the sampling column."""
+    guider = graph.add("CFGGuider", _SAMPLE_COLUMN, 40, None, (340, 100), model=model, positive=positive, negative=negative, cfg=4.0)
+    noise = graph.add("RandomNoise", _SAMPLE_COLUMN, 190, None, (340, 90), noise_seed=42)
+    sampler = graph.add("KSamplerSelect", _SAMPLE_COLUMN, 330, None, (340, 60), sampler_name="euler")
+    inputs = {"noise": noise[0], "guider": guider[0], "sampler": sampler[0], "sigmas": sigmas, "latent_image": latent}
+    return graph.add("SamplerCustomAdvanced", _SAMPLE_COLUMN, 440, None, (340, 120), **inputs)
+
+
 def _video(graph: Graph, images: Wire, fps: float, prefix: str, y: int, audio: Wire | None = None) -> None:
     sound = {} if audio is None else {"audio": audio}
     video = graph.add("CreateVideo", _OUTPUT_COLUMN, y, None, (270, 110), images=images, fps=fps, **sound)
@@ -253,23 +262,7 @@ def longcat() -> Graph:
     guidance = graph.add("SPLongCatCFGZero", _PATCH_COLUMN, 280, None, (290, 40), model=patch[0])
     graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 380)
     sigmas = graph.add("SPLongCatSigmas", _PATCH_COLUMN, 400, None, (290, 140), schedule="base", steps=50, shift=12.0)
-    guider = graph.add(
-        "CFGGuider", _SAMPLE_COLUMN, 40, None, (340, 100), model=guidance[0], positive=positive[0], negative=negative[0], cfg=4.0
-    )
-    noise = graph.add("RandomNoise", _SAMPLE_COLUMN, 190, None, (340, 90), noise_seed=42)
-    sampler = graph.add("KSamplerSelect", _SAMPLE_COLUMN, 330, None, (340, 60), sampler_name="euler")
-    sampled = graph.add(
-        "SamplerCustomAdvanced",
-        _SAMPLE_COLUMN,
-        440,
-        None,
-        (340, 120),
-        noise=noise[0],
-        guider=guider[0],
-        sampler=sampler[0],
-        sigmas=sigmas[0],
-        latent_image=latent[0],
-    )
+    sampled = _guided_sampling(graph, guidance[0], positive[0], negative[0], sigmas[0], latent[0])
     images = graph.add("VAEDecode", _OUTPUT_COLUMN, 40, None, (270, 60), samples=sampled[0], vae=vae[0])
     _video(graph, images[0], 15, "video/longcat", 150)
     return graph
@@ -320,21 +313,7 @@ def ltx2() -> Graph:
     graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 300)
     rate = graph.add("LTXVConditioning", _PATCH_COLUMN, 320, None, (290, 80), positive=positive[0], negative=negative[0], frame_rate=24.0)
     sigmas = graph.add("LTXVScheduler", _PATCH_COLUMN, 450, None, (290, 160), steps=20, latent=latent[0])
-    guider = graph.add("CFGGuider", _SAMPLE_COLUMN, 40, None, (340, 100), model=patch[0], positive=rate[0], negative=rate[1], cfg=4.0)
-    noise = graph.add("RandomNoise", _SAMPLE_COLUMN, 190, None, (340, 90), noise_seed=42)
-    sampler = graph.add("KSamplerSelect", _SAMPLE_COLUMN, 330, None, (340, 60), sampler_name="euler")
-    sampled = graph.add(
-        "SamplerCustomAdvanced",
-        _SAMPLE_COLUMN,
-        440,
-        None,
-        (340, 120),
-        noise=noise[0],
-        guider=guider[0],
-        sampler=sampler[0],
-        sigmas=sigmas[0],
-        latent_image=latent[0],
-    )
+    sampled = _guided_sampling(graph, patch[0], rate[0], rate[1], sigmas[0], latent[0])
     _ltx_output(graph, sampled[0], loader[2], audio_vae[0], 24, "video/ltx2")
     return graph
 

@@ -68,8 +68,8 @@ class Result:
         """What the host's own growth says about where a copy comes from."""
         copied = (self.host_loaded_mb - self.host_base_mb) / self.checkpoint_mb
         if copied > 0.7:
-            return f"its own loader copies {copied:.0%} of the file, in a prompt that knows nothing of workers"
-        return f"its own loader copies {copied:.0%} of the file; what a worker has beyond that is this extension's"
+            return f"it copies {copied:.0%} of the file by itself, in a prompt that knows nothing of workers"
+        return f"it copies {copied:.0%} of the file by itself; what a worker has beyond that is this extension's"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
