@@ -27,9 +27,15 @@ class Console:
         self._offsets = dict.fromkeys((path for _, path in self._open), 0)
         self._partial = dict.fromkeys(self._offsets, b"")
         self._write = write
+        #: two readers would write the same lines twice
+        self._reading = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="sp-console", daemon=True)
         self._thread.start()
+
+    def catch_up(self) -> None:
+        """Write what is still unread; so a failure's trace stands above the sentence that it ends in."""
+        self._read()
 
     def close(self) -> None:
         """Write what is still unread, and end."""
@@ -42,18 +48,22 @@ class Console:
         self._read(last=True)
 
     def _read(self, last: bool = False) -> None:
-        for rank, path in self._open:
-            try:
-                with path.open("rb") as file:
-                    file.seek(self._offsets[path])
-                    data = file.read()
-            except OSError:
-                continue  # not written yet, or gone with the pool
-            self._offsets[path] += len(data)
-            *lines, rest = (self._partial[path] + data).split(b"\n")
-            if last and rest:
-                lines, rest = [*lines, rest], b""
-            self._partial[path] = rest
-            text = "".join(f"[SP rank {rank}] {line.decode(errors='replace')}\n" for line in lines if line.strip())
-            if text:
-                self._write(text)
+        with self._reading:
+            for rank, path in self._open:
+                self._bring(rank, path, last)
+
+    def _bring(self, rank: int, path: Path, last: bool) -> None:
+        try:
+            with path.open("rb") as file:
+                file.seek(self._offsets[path])
+                data = file.read()
+        except OSError:
+            return  # not written yet, or gone with the pool
+        self._offsets[path] += len(data)
+        *lines, rest = (self._partial[path] + data).split(b"\n")
+        if last and rest:
+            lines, rest = [*lines, rest], b""
+        self._partial[path] = rest
+        text = "".join(f"[SP rank {rank}] {line.decode(errors='replace')}\n" for line in lines if line.strip())
+        if text:
+            self._write(text)

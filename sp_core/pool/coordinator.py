@@ -323,6 +323,7 @@ class Pool:
         if failures:
             complete = len(replies) == self.world_size
             error = self._failure(failures)
+            self.workers.bring_console()
             self.out_of_step = True
             # whether a rank that failed keeps what it was sent is not known
             self._sent.forget_all()

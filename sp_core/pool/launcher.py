@@ -128,6 +128,11 @@ class Workers:
             return "ComfyUI's console"
         return str(kept)
 
+    def bring_console(self) -> None:
+        """Bring to this process's console what the ranks have written up to now."""
+        if self._console is not None:
+            self._console.catch_up()
+
     def ask_for_traces(self, ranks: Sequence[int]) -> None:
         """Have ranks write to their logs where every thread is; for those that answer no more."""
         if not hasattr(signal, "SIGUSR1"):

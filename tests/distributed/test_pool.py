@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sp_core.errors import SPError
-from sp_core.pool import launcher
+from sp_core.pool import console, launcher
 from sp_core.pool.coordinator import Pool
 from sp_core.pool.devices import parse_devices
 from sp_core.pool.errors import Cancelled, WireError, WorkerDied, WorkerFailed, WorkerTimeout
@@ -120,6 +120,20 @@ def test_a_failure_on_every_rank_leaves_the_pool_alive(pool):
     with pytest.raises(WorkerFailed, match=r"Rank (\d) failed: told to fail on rank \1"):
         pool.call("fail", {"ranks": [0, 1, 2]})
     assert pool.call("sum", None).item() == 6
+
+
+def test_the_trace_of_a_failure_is_on_the_console_before_its_sentence(pool, monkeypatch):
+    """A person reads the console in order, and the prompt ends with the sentence."""
+    written: list[str] = []
+    monkeypatch.setattr(pool.workers._console, "_write", written.append)
+    monkeypatch.setattr(console, "POLL_S", 5.0)
+    time.sleep(0.2)  # the reader's present pause ends
+    for _ in range(3):
+        written.clear()
+        with pytest.raises(WorkerFailed, match="Rank 1 failed: told to fail on rank 1"):
+            pool.call("fail", {"ranks": [1]})
+        assert "".join(written).count("[SP rank 1] Traceback") == 1
+        assert "[SP rank 1] ValueError: told to fail on rank 1" in "".join(written)
 
 
 def test_a_failure_on_one_rank_outside_a_collective_leaves_the_pool_alive(pool):

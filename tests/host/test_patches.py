@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from host.family_checkpoints import write_families
 from host.graphs import Branch, Case, Link, compare, latent, load, run_sp, sample, text
+from host.observe import wait_for
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
 
@@ -126,8 +127,12 @@ def test_the_patch_changes_the_picture(server: ComfyServer, case: Case) -> None:
 def test_blocks_are_swapped_in_the_workers(server: ComfyServer) -> None:
     """A swap that never happened would give the same picture too."""
     run_sp(server, before("SPTestBlockSwap"))
-    said = [line for line in server.log().splitlines() if "SPTestBlockSwap takes over" in line]
-    assert {rank for rank in (0, 1) if any(f"[SP rank {rank}]" in line for line in said)} == {0, 1}, said
+
+    def said() -> set[str]:
+        return set(re.findall(r"\[SP rank (\d)\].*SPTestBlockSwap takes over", server.log()))
+
+    # a worker's lines reach the console a moment after its answer
+    wait_for(lambda: said() == {"0", "1"}, 5, "both ranks to say that they swap")
 
 
 def test_guidance_that_compares_conditionings_keeps_them_together(server: ComfyServer, require: Callable[[Case], None]) -> None:
