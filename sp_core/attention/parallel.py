@@ -48,6 +48,12 @@ class SequenceGroup:
         """What all its transports sent; they count into one book."""
         return self.whole.stats
 
+    def check(self) -> None:
+        """Wait for what was called, and raise if something of it failed: the end of a forward."""
+        self.whole.check()
+        if self.ulysses is not self.whole:
+            self.ulysses.check()
+
     def attention(
         self,
         q_BtHD: Tensor,

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from ..layout import shard_range
-from .agree import all_gather_bytes, all_gather_ints
+from .agree import all_gather_bytes
 from .collective import CollectiveTransport
 from .errors import ExchangeError, TransportUnavailable
 from .extension import load_cpu, load_cuda
@@ -23,12 +20,15 @@ from .peer import PeerTransport
 from .shm import ShmTransport
 from .staged import StagedTransport
 from .transport import DEFAULT_TIMEOUT_S, Transport
+from .trial import compared, tried
 
 log = logging.getLogger(__name__)
 
 #: fastest first
 CPU_ORDER = ("shm", "gloo")
 CUDA_ORDER = ("peer", "nccl", "staged-shm", "staged-gloo")
+#: a trial that lasts longer has failed: peer writes that a mainboard maps and then drops never arrive
+TRIAL_TIMEOUT_S = 20.0
 #: stock collectives: what the others are verified against, the fastest first
 PLAIN = ("nccl", "gloo", "staged-gloo")
 
@@ -116,14 +116,24 @@ def make_transport(
         "gloo": lambda: CollectiveTransport(group),
         "nccl": lambda: CollectiveTransport(group),
         "shm": lambda: ShmTransport.create(group, directory=directory, timeout_s=limit, should_abort=should_abort),
-        "peer": lambda: PeerTransport.create(group, timeout_s=limit, should_abort=should_abort),
+        "peer": lambda: PeerTransport.create(group, timeout_s=min(limit, TRIAL_TIMEOUT_S), should_abort=should_abort),
         "staged-gloo": lambda: StagedTransport(CollectiveTransport(group)),
         "staged-shm": lambda: StagedTransport(ShmTransport.create(group, directory=directory, timeout_s=limit, should_abort=should_abort)),
     }
-    plain = next((name for name in PLAIN if name in decision.order), None)
-    for name in decision.order:
+    order = list(decision.order)
+    plain, wanted = "", None
+    for name in [name for name in PLAIN if name in order]:
+        reference = makers[name]()
+        outputs, problem = tried(reference, group, device)
+        if not problem:
+            plain, wanted = name, outputs
+            break
+        # nccl, for one, fails where /dev/shm is too small for it
+        order.remove(name)
+        skipped.append(f"{name}: {problem}")
+    for name in order:
         try:
-            transport = makers[name]()
+            transport = reference if name == plain else makers[name]()
         except TransportUnavailable as error:
             skipped.append(f"{name}: {error}")
             continue
@@ -132,13 +142,15 @@ def make_transport(
             log.warning("the %s transport failed while it was set up", name, exc_info=True)
             skipped.append(f"{name}: {error}")
             continue
-        verified = plain is not None and name not in (*PLAIN, "local")
-        problem = verify(transport, makers[plain](), group, device) if verified and plain else ""
+        own = name not in (plain, "local")
+        problem = compared(transport, wanted, group, device) if own else ""
         if problem:
             transport.close()
             skipped.append(f"{name}: {problem}")
             continue
-        reason = explain(transport.name, len(everybody), skipped, verified=verified)
+        if isinstance(transport, PeerTransport):
+            transport.timeout_s = limit
+        reason = explain(transport.name, len(everybody), skipped, verified=own and wanted is not None)
         log.info("exchange between %d ranks: %s", len(everybody), reason)
         return transport, reason
     raise ExchangeError(f"no transport works between these {len(everybody)} ranks: {'; '.join(skipped)}")
@@ -158,7 +170,7 @@ def facts_of(group: dist.ProcessGroup | None, device: torch.device) -> Facts:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         gpu = str(getattr(properties, "uuid", device.index))
-        no_peer = load_cuda().reason
+        no_peer = _switched_off() or load_cuda().reason
     return Facts(
         device=device.type,
         machine=_machine(),
@@ -169,42 +181,9 @@ def facts_of(group: dist.ProcessGroup | None, device: torch.device) -> Facts:
     )
 
 
-def verify(transport: Transport, plain: Transport, group: dist.ProcessGroup | None, device: torch.device) -> str:
-    """Runs the first exchanges of a transport and the same through ``plain``; what differs, or "". Collective.
-
-    Token and head counts do not divide, element sizes differ, and memory is reused between the cases.
-    """
-    fault, mine = "", []
-    started = time.monotonic()
-    try:
-        mine = _first_exchanges(transport, device)
-        transport.check()
-    except (ExchangeError, RuntimeError) as error:
-        fault = str(error)
-    faults = all_gather_bytes(group, fault.encode())
-    for rank, text in enumerate(faults):
-        if text:
-            return f"the first exchange failed on rank {rank}: {text.decode(errors='replace')}"
-    wanted = _first_exchanges(plain, device)
-    same = all(torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) for a, b in zip(mine, wanted, strict=True))
-    wrong = [rank for rank, (flag,) in enumerate(all_gather_ints(group, [same])) if not flag]
-    log.debug("verified %s in %.3f s", transport.name, time.monotonic() - started)
-    return f"wrong data on rank {wrong[0]}" if wrong else ""
-
-
-def _first_exchanges(transport: Transport, device: torch.device) -> list[Tensor]:
-    rank, world_size = transport.rank, transport.world_size
-    outputs = []
-    for number, (dtype, H, D) in enumerate(((torch.float32, 2 * world_size + 1, 5), (torch.bfloat16, world_size, 64), (torch.uint8, 1, 3))):
-        counts = [(3 + 2 * number + r) % 5 for r in range(world_size)]
-        generator = torch.Generator().manual_seed(1000 * number + rank)
-        size = (3, 2, counts[rank], H, D * dtype.itemsize)
-        shards = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator).to(device).view(dtype).unbind(0)
-        low, high = shard_range(H, world_size, rank)
-        outputs += transport.scatter_heads(shards, counts)
-        whole = transport.all_gather_tokens(shards[0], counts)
-        outputs += [whole, transport.gather_heads(whole[:, :, low:high], H, counts)]
-    return [tensor.clone() for tensor in outputs]
+def _switched_off() -> str:
+    """Who turned direct writes off for NCCL did so because they do not work on that machine."""
+    return "NCCL_P2P_DISABLE is set" if os.environ.get("NCCL_P2P_DISABLE", "0") != "0" else ""
 
 
 def _machine() -> str:

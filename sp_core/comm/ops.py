@@ -46,6 +46,9 @@ class TraceableTransport(Transport):
     def check(self) -> None:
         self.inner.check()
 
+    def trim(self) -> None:
+        self.inner.trim()
+
     def close(self) -> None:
         self.inner.close()
 

@@ -10,6 +10,7 @@ and 1 in turn and outputs are copied out, which costs little where the wire is s
 
 from __future__ import annotations
 
+import logging
 import statistics
 import threading
 import time
@@ -21,14 +22,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..layout.exchange import MAX_WORLD, Exchange
+from ..layout.exchange import MAX_WORLD, Exchange, Kind
 from .agree import all_gather_bytes, all_gather_ints
+from .collective import CollectiveTransport
 from .errors import ExchangeError, TransportUnavailable
 from .exchanger import ExchangeTransport, Plan
 from .extension import load_cuda
 from .native_cuda import CLaunch, CStatus, CudaError, CudaLibrary
-from .peer_memory import Lease, PeerMemory, Window, agree_on_exchange
-from .transport import DEFAULT_TIMEOUT_S
+from .peer_memory import Lease, PeerMemory, Window, agree_on_exchange, raise_first, rounded_slot
+from .transport import DEFAULT_TIMEOUT_S, Transport
+
+log = logging.getLogger(__name__)
 
 Method = Literal["kernel", "copy"]
 _LOOK_S = 0.05
@@ -41,8 +45,11 @@ _FIRST_SLOT_BYTES = 8 << 20
 class PeerTransport(ExchangeTransport):
     """Peer-memory exchange of CUDA tensors on the current device. Made by :meth:`create` on all ranks at once.
 
-    Calls are asynchronous, except :meth:`all_gather_tokens`, which ends a forward. A late or dead rank is found by a thread
-    that watches the exchange under way; the error is raised by the next call, or by :meth:`check`.
+    Calls are asynchronous: a forward ends with :meth:`check`. A late or dead rank is found by a thread that watches the
+    exchange under way; the error is raised by the next call, or by :meth:`check`.
+
+    Where some rank has no memory for buffers as large as an exchange needs, that and all later exchanges go through the
+    group's plain collective, until :meth:`trim`.
     """
 
     device_type = "cuda"
@@ -75,7 +82,11 @@ class PeerTransport(ExchangeTransport):
                 raise TransportUnavailable(f"rank {rank}: {other.decode(errors='replace')}")
         assert library is not None
         transport = cls(group, library, timeout_s=timeout_s, should_abort=should_abort)
-        transport._use(method or transport._faster_method())
+        try:
+            transport._use(method or transport._faster_method())
+        except BaseException:
+            transport.close()
+            raise
         return transport
 
     def __init__(
@@ -95,6 +106,7 @@ class PeerTransport(ExchangeTransport):
         self._processors = min(count for (count,) in all_gather_ints(group, [library.multiprocessors()]))
         self._memory = PeerMemory(group, library, _FIRST_SLOT_BYTES)
         self._own_slot: int | None = None  # granted for the next exchange; None right after (re)allocation
+        self._plain: CollectiveTransport | None = None  # in use where there was no memory to grow
         self._watch = Watch(library, self)
         self._use("kernel")
 
@@ -102,15 +114,22 @@ class PeerTransport(ExchangeTransport):
         self.method: Method = method
         self.name = "peer" if method == "kernel" else "peer-copy"
 
-    def all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor:
-        gathered = super().all_gather_tokens(tensor_Bt, token_counts)
-        self.check()
-        return gathered
-
     def check(self) -> None:
         """Waits until every exchange that was called is complete; raises if one is not."""
         torch.cuda.current_stream().synchronize()
         self._raise_if_failed()
+
+    def trim(self) -> None:
+        """Back to the smallest buffers; the next large exchange grows them anew. Collective."""
+        if self._plain is None and self._memory.slot_bytes <= _FIRST_SLOT_BYTES:
+            return
+        self._raise_if_failed()
+        try:
+            self._replace_memory(_FIRST_SLOT_BYTES)
+        except TransportUnavailable as error:
+            self._fail(ExchangeError(str(error)))
+        self._plain = None
+        self._use(self.method)
 
     def close(self) -> None:
         if self._closed:
@@ -125,8 +144,10 @@ class PeerTransport(ExchangeTransport):
             raise ExchangeError(f"rank {self.rank}: an exchange cannot be captured in a CUDA graph; compile without graphs")
         self._raise_if_failed()
         need = max(plan.exchange.slot_bytes(rank) for rank in range(self.world_size))
-        if need > self._memory.slot_bytes:
+        if self._plain is None and need > self._memory.slot_bytes:
             self._grow(need, plan.signature)
+        if self._plain is not None:
+            return through(self._plain, plan, tensors)
         launch = self._launch(plan, tensors)
         stream = torch.cuda.current_stream().cuda_stream
         if self.method == "copy":
@@ -172,28 +193,38 @@ class PeerTransport(ExchangeTransport):
         agree_on_exchange(self.group, self.rank, self._epoch, signature)
         try:
             self._replace_memory(rounded_slot(need))
-        except TransportUnavailable as error:
-            raise ExchangeError(str(error)) from error
+        except TransportUnavailable as error:  # on every rank alike
+            self._plain = CollectiveTransport(self.group)
+            self.name = f"{self._plain.name} in place of {self.name}"
+            log.warning("%s: exchanging by %s until the weights leave the devices", error, self._plain.name)
 
     def _raise_if_failed(self) -> None:
         if message := self._watch.failure():
             self._fail(ExchangeError(*message))
 
     def _faster_method(self) -> Method:
-        """Both measured on the same exchange; the slowest rank's time counts, so that all ranks choose alike."""
+        """Both measured on the same exchange; the slowest rank's time counts, so that all ranks choose alike.
+
+        Raises:
+            TransportUnavailable: on every rank alike, if an exchange fails on any.
+        """
         counts = [1024] * self.world_size
         x = torch.zeros(1, 1024, self.world_size, 4096, dtype=torch.bfloat16, device="cuda")
         medians = []
         for method in ("kernel", "copy"):
             self._use(method)  # type: ignore[arg-type]
             self._replace_memory(self._memory.slot_bytes)
-            times = []
-            for _ in range(7):
-                torch.cuda.synchronize()
-                started = time.perf_counter()
-                self.scatter_heads([x], counts)
-                self.check()
-                times.append(int((time.perf_counter() - started) * 1e9))
+            times, problem = [], ""
+            try:
+                for _ in range(7):
+                    torch.cuda.synchronize()
+                    started = time.perf_counter()
+                    self.scatter_heads([x], counts)
+                    self.check()
+                    times.append(int((time.perf_counter() - started) * 1e9))
+            except ExchangeError as error:
+                problem = f"could not exchange: {error}"
+            raise_first(all_gather_bytes(self.group, problem.encode()))
             medians.append(int(statistics.median(times)))
         kernel, copy = (max(column) for column in zip(*all_gather_ints(self.group, medians), strict=True))
         self.stats.reset()
@@ -207,6 +238,8 @@ class PeerTransport(ExchangeTransport):
         self._memory.close_peers()
         all_gather_ints(self.group, [0])  # nobody has it open any more
         self._memory.close()
+        # the buffers are not torch's, so what torch keeps for later is in their way
+        torch.cuda.empty_cache()
         self._memory = PeerMemory(self.group, self._library, slot_bytes)
         self._own_slot = None
 
@@ -260,6 +293,16 @@ class Watch:
                 self._status.abort = 1
 
 
+def through(plain: Transport, plan: Plan, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same exchange by another transport."""
+    exchange = plan.exchange
+    if exchange.kind is Kind.SCATTER_HEADS:
+        return plain.scatter_heads(tensors, exchange.token_counts)
+    if exchange.kind is Kind.GATHER_HEADS:
+        return [plain.gather_heads(tensors[0], exchange.heads, exchange.token_counts)]
+    return [plain.all_gather_tokens(tensors[0], exchange.token_counts)]
+
+
 def _views(lease: Lease, plan: Plan) -> list[Tensor]:
     count = plan.exchange.tensors
     if plan.output_bytes == 0:
@@ -281,8 +324,3 @@ def block_count(exchange: Exchange, processors: int) -> int:
     share = sum(exchange.slot_bytes(rank) for rank in range(world_size)) // world_size
     return max(world_size, min(2 * processors, _MOST_BLOCKS, -(-share // _BLOCK_BYTES)))
 
-
-def rounded_slot(need: int) -> int:
-    """Room to grow by a quarter, in whole 2 MB pages."""
-    page = 2 << 20
-    return -(-(need + need // 4) // page) * page

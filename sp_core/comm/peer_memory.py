@@ -12,8 +12,23 @@ from .agree import all_gather_bytes
 from .errors import ExchangeError, TransportUnavailable
 from .native_cuda import IPC_HANDLE_BYTES, CudaError, CudaLibrary
 
-#: Slots a rank: one being written, one granted ahead, and two for tensors in use (q, k, v and an output).
-SLOTS = 4
+#: slots that are larger are few, and as large as needed
+LARGE_SLOT_BYTES = 256 << 20
+
+
+def slot_count(slot_bytes: int) -> int:
+    """Slots a rank: one being written, one granted ahead, and two for tensors in use (q, k, v and an output).
+
+    One less where they are large: with q, k and v still in use, an output is then copied out.
+    """
+    return 4 if slot_bytes <= LARGE_SLOT_BYTES else 3
+
+
+def rounded_slot(need: int) -> int:
+    """Room to grow by a quarter where that is little, in whole 2 MB pages."""
+    page = 2 << 20
+    room = need // 4 if need <= LARGE_SLOT_BYTES // 2 else 0
+    return -(-(need + room) // page) * page
 
 
 class Allocation:
@@ -56,16 +71,17 @@ class PeerMemory:
         self._library = library
         self._opened: list[int] = []
         self._ended: deque[int] = deque()  # appended to by finalizers: only atomic operations
-        self.free = list(range(1, SLOTS))  # slot 0 is everybody's first, by agreement
+        count = slot_count(slot_bytes)
+        self.free = list(range(1, count))  # slot 0 is everybody's first, by agreement
         self.peers: list[int] = []
         problem, handle = "", b"\0" * IPC_HANDLE_BYTES
         try:
-            self.allocation: Allocation | None = Allocation(library, library.slots_offset + SLOTS * slot_bytes)
+            self.allocation: Allocation | None = Allocation(library, library.slots_offset + count * slot_bytes)
             handle = self.allocation.handle
         except CudaError as error:
-            problem = f"no {SLOTS * slot_bytes / 1e6:.0f} MB for exchange buffers ({error})"
+            problem = f"has no {count * slot_bytes / 1e6:.0f} MB for exchange buffers ({error})"
         handles = all_gather_bytes(group, handle)
-        _raise_first(all_gather_bytes(group, problem.encode()))
+        raise_first(all_gather_bytes(group, problem.encode()))
         assert self.allocation is not None
         for peer, other in enumerate(handles):
             if peer == rank:
@@ -80,7 +96,7 @@ class PeerMemory:
         problems = all_gather_bytes(group, problem.encode())
         if any(problems):
             self.close()
-        _raise_first(problems)
+        raise_first(problems)
 
     def reclaim(self) -> None:
         """Takes back the slots whose tensors are gone."""
@@ -122,7 +138,8 @@ def agree_on_exchange(group: dist.ProcessGroup | None, rank: int, epoch: int, si
             )
 
 
-def _raise_first(reasons: Sequence[bytes]) -> None:
+def raise_first(reasons: Sequence[bytes]) -> None:
+    """Raises the first rank's reason, if any rank has one."""
     for rank, reason in enumerate(reasons):
         if reason:
             raise TransportUnavailable(f"rank {rank} {reason.decode(errors='replace')}")

@@ -31,5 +31,8 @@ class StagedTransport(Transport):
     def check(self) -> None:
         self.inner.check()
 
+    def trim(self) -> None:
+        self.inner.trim()
+
     def close(self) -> None:
         self.inner.close()

@@ -66,5 +66,8 @@ class Transport(ABC):
     def check(self) -> None:  # noqa: B027 (most transports have waited already)
         """Wait for the exchanges that were called, where calls are asynchronous, and raise if one failed."""
 
+    def trim(self) -> None:  # noqa: B027 (most transports hold little)
+        """Give back device memory that the next exchanges can take again. Collective, and only while all ranks are in step."""
+
     def close(self) -> None:  # noqa: B027 (most transports hold nothing)
         """Give back whatever the transport holds. Not collective; safe to call twice."""

@@ -14,8 +14,11 @@ class WatchedTransport(Transport):
 
     def __init__(self, inner: Transport, meet: Callable[[], None]) -> None:
         self.inner, self._meet = inner, meet
-        self.name = inner.name
         super().__init__(inner.rank, inner.world_size)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.inner.name
 
     @property
     def stats(self) -> TransportStats:
@@ -40,6 +43,9 @@ class WatchedTransport(Transport):
     def check(self) -> None:
         self._meet()
         self.inner.check()
+
+    def trim(self) -> None:
+        self.inner.trim()
 
     def close(self) -> None:
         self.inner.close()

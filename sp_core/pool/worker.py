@@ -160,6 +160,9 @@ class _Worker:
                 for name in forget:
                     self._stored.pop(name, None)
                 value = self._service.handle(operation, body)
+                if self.context.device.type != "cpu":
+                    # what the device still has to say belongs to this request
+                    torch.accelerator.synchronize()
                 # what cannot be sent is a failure of this request
                 return (wire.encode(value) if self.context.rank == 0 else wire.encode(None)), Status.DONE
         except Cancelled:
@@ -168,29 +171,41 @@ class _Worker:
             log.error("request %d failed:\n%s", frame.request, traceback.format_exc())
             # a wait that was released by another rank's failure ends in whatever error the waiting code has
             kind = PeerFailed if self.context.should_abort() else type(error)
-            fatal = _device_lost(error)
-            if not fatal and self.context.device.type != "cpu":
-                with contextlib.suppress(RuntimeError):
-                    torch.accelerator.empty_cache()
-            return wire.encode({"message": _sentence(error), "kind": kind.__name__, "fatal": fatal}), Status.FAILED
+            report = {"message": sentence(error), "kind": kind.__name__, "fatal": device_lost(error)}
+        # only here is the error gone, and with its frames the tensors that they held
+        if not report["fatal"] and self.context.device.type != "cpu":
+            with contextlib.suppress(RuntimeError):
+                getattr(torch, self.context.device.type).empty_cache()
+        return wire.encode(report), Status.FAILED
 
 
-def _sentence(error: BaseException) -> str:
+def sentence(error: BaseException) -> str:
+    """What a person is told of an error."""
     text = str(error).strip() or type(error).__name__
     first_line = text.splitlines()[0]
-    if isinstance(error, torch.OutOfMemoryError):
+    if _out_of_device_memory(error):
         return f"out of memory on its device ({first_line}). Make the video smaller or shorter, or close what else uses it"
     if isinstance(error, MemoryError):
         return "out of main memory. Make the video smaller or shorter, or close other programs"
-    if _device_lost(error):
+    if device_lost(error):
         return f"its device does not answer any more ({first_line}). Check the device and its driver; the next prompt starts a new pool"
     return text
 
 
-def _device_lost(error: BaseException) -> bool:
+def device_lost(error: BaseException) -> bool:
     """After such an error every later use of the device fails too, until the process is gone."""
     kind = getattr(torch, "AcceleratorError", None)
-    return kind is not None and isinstance(error, kind) and not isinstance(error, torch.OutOfMemoryError)
+    return kind is not None and isinstance(error, kind) and not _out_of_device_memory(error)
+
+
+def _out_of_device_memory(error: BaseException) -> bool:
+    """torch's allocator has a class for it; what the driver refuses to others (pinned memory) is error 2 of CUDA."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    kind = getattr(torch, "AcceleratorError", None)
+    if kind is None or not isinstance(error, kind):
+        return False
+    return getattr(error, "error_code", None) == 2 or "out of memory" in str(error).lower()
 
 
 def _write(arena: SharedArena, frame: Frame, encoded: wire.Encoded) -> Frame:

@@ -40,6 +40,7 @@ class ReferenceService:
         with Engine(REFERENCE, self.transport, self.context.enter_block).installed(self.model) as run:
             output = self.model(**body)
             run.check()
+        self.transport.check()
         return {
             "output": output,
             "seconds": time.perf_counter() - started,

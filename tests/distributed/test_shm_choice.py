@@ -14,9 +14,10 @@ import torch
 from distributed.ranks import run_ranks
 from torch import Tensor
 
-from sp_core.comm import CollectiveTransport, extension, ops
-from sp_core.comm.choice import Decision, Facts, decide, make_transport, verify
+from sp_core.comm import CollectiveTransport, choice, extension, ops
+from sp_core.comm.choice import Decision, Facts, decide, facts_of, make_transport
 from sp_core.comm.shm import ShmTransport
+from sp_core.comm.trial import compared, tried
 from sp_core.layout import shard_sizes
 
 CPU = Facts("cpu", "here")
@@ -96,12 +97,44 @@ class OneByteOff(CollectiveTransport):
 
 
 def find_fault(rank: int, world_size: int) -> tuple[str, str]:
-    plain = CollectiveTransport()
-    return verify(OneByteOff(), plain, None, torch.device("cpu")), verify(plain, plain, None, torch.device("cpu"))
+    plain, device = CollectiveTransport(), torch.device("cpu")
+    wanted, problem = tried(plain, None, device)
+    assert not problem
+    return compared(OneByteOff(), wanted, None, device), compared(plain, wanted, None, device)
 
 
 def test_one_wrong_bit_on_one_rank_is_found_on_all() -> None:
     assert run_ranks(3, find_fault) == [("wrong data on rank 1", "")] * 3
+
+
+class Hops(CollectiveTransport):
+    """Fails on one rank only in its last call, so that no rank is left in a collective."""
+
+    def gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
+        output = super().gather_heads(tensor_BThD, num_heads, token_counts)
+        if self.rank == 1 and tensor_BThD.dtype is torch.uint8:
+            raise torch.distributed.DistBackendError("NCCL error: unhandled system error\nmore lines")
+        return output
+
+
+def without_a_plain_collective(rank: int, world_size: int, directory: str) -> tuple[str, str]:
+    """gloo fails its trial: shared memory is still there, and with SP_NO_EXT nothing is."""
+    logging.disable(logging.CRITICAL)
+    choice.CollectiveTransport = Hops  # type: ignore[misc]
+    name, reason = (transport := make_transport(None, "cpu", directory=directory))[0].name, transport[1]
+    transport[0].close()
+    return name, reason
+
+
+def test_a_stock_collective_that_fails_is_passed_over(tmp_path: Path) -> None:
+    reason = "shm (not gloo: the first exchange failed on rank 1: NCCL error: unhandled system error)"
+    assert run_ranks(2, without_a_plain_collective, str(tmp_path)) == [("shm", reason)] * 2
+
+
+def test_direct_writes_that_were_turned_off_for_nccl_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: None)
+    assert facts_of(None, torch.device("cuda", 0)).no_peer == "NCCL_P2P_DISABLE is set"
 
 
 def test_workers_that_build_at_once_build_once(tmp_path: Path) -> None:
