@@ -1,20 +1,23 @@
 """The device mesh dp x ring x ulysses: which rank talks to which, as an object.
 
-Rank g of the parent group sits at ``g = (dp * ring_size + ring) * ulysses_size + ulysses``:
+Rank g sits at ``g = (dp * ring_size + ring) * ulysses_size + ulysses``:
 Ulysses groups are neighbours (all-to-all wants the fastest links), rings step over them, and
 the dp halves (CFG, batch) are farthest apart. ring x ulysses together are one sequence
 group, here ``sp``; LongCat-Video calls it ``cp``.
 
 Several meshes live side by side; process groups are kept by their members, so going back to
-an earlier layout makes no new communicator. torch's DeviceMesh is not used: it makes its
-groups with all ranks of the default group taking part, whereas a mesh here may lie over
-some of them, and it joins ring and ulysses to one axis only by a private method.
+an earlier layout makes no new communicator. torch's DeviceMesh is not used: each of its meshes
+makes groups of its own that it cannot destroy, its axis over all ranks is the default group,
+which cannot be made anew after a failure, and it joins ring and ulysses to one axis only by
+a private method.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -50,7 +53,7 @@ class Mesh:
 
 
 def axis_members(shape: tuple[int, int, int], rank: int) -> dict[str, tuple[int, ...]]:
-    """Who shares each axis with ``rank``, as ranks of the parent group. ``shape`` = (dp, ring, ulysses).
+    """Who shares each axis with ``rank``. ``shape`` = (dp, ring, ulysses).
 
     Raises:
         ValueError: ``rank`` is outside the mesh.
@@ -70,52 +73,56 @@ def axis_members(shape: tuple[int, int, int], rank: int) -> dict[str, tuple[int,
     }
 
 
-class Meshes:
-    """Makes meshes over one parent group and keeps their process groups.
+def axis_groups(shape: tuple[int, int, int]) -> list[tuple[int, ...]]:
+    """The members of every group in a mesh, each group once: one axis after the other, as groups of one axis do not overlap."""
+    everybody = [axis_members(shape, rank) for rank in range(math.prod(shape))]
+    return list(dict.fromkeys(members[axis] for axis in ("ulysses", "ring", "sp", "dp") for members in everybody))
 
-    All ranks of the parent must build the same meshes in the same order; ranks outside it
-    take no part.
+
+class Meshes:
+    """Makes meshes over the first ranks of the world and keeps their process groups.
+
+    All ranks of the world build the same meshes in the same order, also those that they are not
+    in: torch names a group by how many the process has asked for before, and ranks that count
+    differently wait for each other forever.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> None:
-        self._parent = dist.get_process_group_ranks(group)
-        self._backend = dist.get_backend(group)
+    def __init__(self, timeout: timedelta | None = None) -> None:
+        """``timeout``: of the groups' collectives; torch's default when not given."""
         self._timeout = timeout
-        self._rank = dist.get_rank(group)
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self._groups: dict[tuple[int, ...], Any] = {}
+        #: how many groups this rank has asked torch for, closed ones too
+        self.asked = 0
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """(rank, size) in the parent group."""
-        return self._rank, len(self._parent)
-
-    def build(self, dp: int = 1, ring: int = 1, ulysses: int = 1) -> Mesh:
-        """The mesh of these degrees. Collective over the parent group when it is new.
+    def build(self, dp: int = 1, ring: int = 1, ulysses: int = 1) -> Mesh | None:
+        """The mesh of these degrees; None on a rank outside it. Collective over the world when it is new.
 
         Raises:
-            ValueError: the degrees do not multiply to the size of the parent group.
+            ValueError: a degree is less than one, or the world has fewer ranks than they need.
         """
-        world_size = len(self._parent)
-        if min(dp, ring, ulysses) < 1 or dp * ring * ulysses != world_size:
-            raise ValueError(f"dp {dp} x ring {ring} x Ulysses {ulysses} is not the world of {world_size} ranks")
-        members = axis_members((dp, ring, ulysses), self._rank)
-        # the same order on every rank: groups that overlap are made one axis after the other
-        return Mesh(**{name: self._axis(members[name]) for name in ("ulysses", "ring", "sp", "dp")})
+        shape, rank = (dp, ring, ulysses), dist.get_rank()
+        if min(shape) < 1 or math.prod(shape) > dist.get_world_size():
+            raise ValueError(f"dp {dp} x ring {ring} x Ulysses {ulysses} does not fit a world of {dist.get_world_size()} ranks")
+        for ranks in axis_groups(shape):
+            if ranks not in self._groups:
+                self.asked += 1
+                self._groups[ranks] = dist.new_group(list(ranks), timeout=self._timeout)
+        if rank >= math.prod(shape):
+            return None
+        members = axis_members(shape, rank)
+        return Mesh(**{axis: MeshAxis(self._groups[ranks], ranks, ranks.index(rank)) for axis, ranks in members.items()})
+
+    def catch_up(self, asked: int) -> None:
+        """Ask torch for groups of others until this rank has asked ``asked`` times, as those have that made a layout without it."""
+        while self.asked < asked:
+            self.asked += 1
+            dist.new_group([(dist.get_rank() + 1) % dist.get_world_size()], timeout=self._timeout)
 
     def close(self) -> None:
         """Destroy the groups that were made. Meshes built before are dead afterwards."""
         while self._groups:
             _, group = self._groups.popitem()
-            dist.destroy_process_group(group)
-
-    def _axis(self, members: tuple[int, ...]) -> MeshAxis:
-        ranks = tuple(self._parent[member] for member in members)
-        if ranks not in self._groups:
-            # only the members meet: ranks outside the parent group need not know
-            group = dist.new_group(list(ranks), timeout=self._timeout, backend=self._backend, use_local_synchronization=True)
-            assert isinstance(group, dist.ProcessGroup)  # this rank is a member
-            self._groups[ranks] = group
-        return MeshAxis(self._groups[ranks], ranks, members.index(self._rank))
+            dist.destroy_process_group(group)  # does nothing on a rank outside the group
 
 
 def init_context_parallel(
@@ -125,7 +132,7 @@ def init_context_parallel(
     *,
     meshes: Meshes | None = None,
 ) -> Mesh:
-    """The 2-D mesh (dp, cp): rank g has dp = g div cp and cp = g mod cp.
+    """The 2-D mesh (dp, cp) over the world: rank g has dp = g div cp and cp = g mod cp. Collective.
 
     The reference keeps one topology in module globals; here it is the returned object, and
     every function that needs it takes it.
@@ -133,7 +140,7 @@ def init_context_parallel(
     Args:
         context_parallel_size: ranks that share one sequence.
         global_rank, world_size: checked against the process group when given.
-        meshes: where to build it; over the default process group when not given.
+        meshes: what keeps its groups, for later meshes too; they are its own when not given.
 
     Raises:
         ValueError: ``world_size % context_parallel_size != 0``, or a given rank or size is not
@@ -142,10 +149,12 @@ def init_context_parallel(
     Source: LongCat-Video, context-parallel utilities (which raises RuntimeError).
     """
     meshes = Meshes() if meshes is None else meshes
-    actual_rank, actual_size = meshes.place
+    actual_rank, actual_size = dist.get_rank(), dist.get_world_size()
     for name, given, actual in (("global_rank", global_rank, actual_rank), ("world_size", world_size, actual_size)):
         if given is not None and given != actual:
             raise ValueError(f"{name} {given} was given, but the process group says {actual}")
     if context_parallel_size < 1 or actual_size % context_parallel_size:
         raise ValueError(f"a world of {actual_size} ranks cannot be divided by context_parallel_size {context_parallel_size}")
-    return meshes.build(dp=actual_size // context_parallel_size, ulysses=context_parallel_size)
+    mesh = meshes.build(dp=actual_size // context_parallel_size, ulysses=context_parallel_size)
+    assert mesh is not None  # every rank of the world is in it
+    return mesh

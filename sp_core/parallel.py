@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch.distributed as dist
 
 from .attention.parallel import SequenceGroup
 from .comm import Transport, TransportStats
+from .comm.agree import all_gather_ints
 from .comm.ring import Ring
 from .cost import Degrees
-from .mesh import Meshes
+from .mesh import Mesh, MeshAxis, Meshes
 
 #: a group of ranks -> what moves tensors between them
 MakeTransport = Callable[[dist.ProcessGroup], Transport]
@@ -32,12 +34,12 @@ class Parallel:
 
 
 class Parallels:
-    """Makes and keeps :class:`Parallel` layouts over the default process group."""
+    """Makes and keeps :class:`Parallel` layouts over the first ranks of the world."""
 
-    def __init__(self, make_transport: MakeTransport) -> None:
+    def __init__(self, make_transport: MakeTransport, timeout: timedelta) -> None:
+        """``timeout``: of the collectives of all groups."""
         self._make = make_transport
-        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
-        self._meshes: dict[int, Meshes] = {}
+        self._meshes = Meshes(timeout)
         self._built: dict[Degrees, Parallel | None] = {}
         self._transports: dict[tuple[int, ...], Transport] = {}
         self.stats = TransportStats()
@@ -45,38 +47,41 @@ class Parallels:
     def build(self, degrees: Degrees) -> Parallel | None:
         """The layout over the first ``degrees.ranks`` ranks; None on a rank that stays idle.
 
-        Collective over the ranks that take part when the layout is new: all must ask for the same.
+        Collective over the world when the layout is new: ranks that stay idle must ask for it too.
         """
         if degrees not in self._built:
-            self._built[degrees] = self._build(degrees) if self._rank < degrees.ranks else None
+            mesh = self._meshes.build(degrees.dp, degrees.ring, degrees.ulysses)
+            self._built[degrees] = None if mesh is None else self._layout(degrees, mesh)
         return self._built[degrees]
 
-    def _build(self, degrees: Degrees) -> Parallel:
-        mesh = self._meshes_of(degrees.ranks).build(degrees.dp, degrees.ring, degrees.ulysses)
-        whole = self._transport(mesh.sp.ranks, mesh.sp.group)
-        row = self._transport(mesh.ulysses.ranks, mesh.ulysses.group)
+    def _layout(self, degrees: Degrees, mesh: Mesh) -> Parallel:
+        whole = self._transport(mesh.sp)
+        row = self._transport(mesh.ulysses)
         ring = Ring(mesh.ring.group, self.stats) if degrees.ring > 1 else None
-        batch = self._transport(mesh.dp.ranks, mesh.dp.group) if degrees.dp > 1 else None
+        batch = self._transport(mesh.dp) if degrees.dp > 1 else None
         return Parallel(degrees, SequenceGroup(whole, row, ring), batch)
 
-    def _meshes_of(self, ranks: int) -> Meshes:
-        if ranks not in self._meshes:
-            group = dist.new_group(list(range(ranks)), use_local_synchronization=True) if ranks < self._world_size else None
-            self._meshes[ranks] = Meshes(group)  # type: ignore[arg-type]
-        return self._meshes[ranks]
-
-    def _transport(self, ranks: tuple[int, ...], group: dist.ProcessGroup) -> Transport:
-        if ranks not in self._transports:
-            transport = self._make(group)
+    def _transport(self, axis: MeshAxis) -> Transport:
+        if axis.ranks not in self._transports:
+            transport = self._make(axis.group)
             transport.stats = self.stats
-            self._transports[ranks] = transport
-        return self._transports[ranks]
+            self._transports[axis.ranks] = transport
+        return self._transports[axis.ranks]
+
+    def renew(self) -> None:
+        """After a failure, which ranks may have left at different places: all anew. Collective over the world."""
+        self.close()
+        self._meshes.catch_up(max(count for (count,) in all_gather_ints(None, [self._meshes.asked])))
+
+    def trim(self) -> None:
+        """Give back device memory that the next exchanges can take again. Collective."""
+        for transport in self._transports.values():
+            transport.trim()
 
     def close(self) -> None:
+        """Give back all layouts, transports and groups. Those built before are dead afterwards."""
         for transport in self._transports.values():
             transport.close()
         self._transports.clear()
         self._built.clear()
-        for meshes in self._meshes.values():
-            meshes.close()
-        self._meshes.clear()
+        self._meshes.close()

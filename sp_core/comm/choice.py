@@ -113,11 +113,11 @@ def make_transport(
     skipped = [f"{name}: {why}" for name, why in decision.refused]
     makers: dict[str, Callable[[], Transport]] = {
         "local": lambda: CollectiveTransport(group),
-        "gloo": lambda: CollectiveTransport(group),
+        "gloo": lambda: CollectiveTransport(group, "gloo"),
         "nccl": lambda: CollectiveTransport(group),
         "shm": lambda: ShmTransport.create(group, directory=directory, timeout_s=limit, should_abort=should_abort),
         "peer": lambda: PeerTransport.create(group, timeout_s=min(limit, TRIAL_TIMEOUT_S), should_abort=should_abort),
-        "staged-gloo": lambda: StagedTransport(CollectiveTransport(group)),
+        "staged-gloo": lambda: StagedTransport(CollectiveTransport(group, "gloo")),
         "staged-shm": lambda: StagedTransport(ShmTransport.create(group, directory=directory, timeout_s=limit, should_abort=should_abort)),
     }
     order = list(decision.order)

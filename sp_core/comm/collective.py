@@ -20,6 +20,11 @@ from .transport import Transport
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
+def device_backend(backends: str) -> str:
+    """What a group uses for tensors of its accelerator: the last of ``cpu:gloo,cuda:nccl``, or the only one it has."""
+    return backends.split(",")[-1].split(":")[-1]
+
+
 class CollectiveTransport(Transport):
     """``all_to_all_single`` / ``all_gather`` over one process group.
 
@@ -27,10 +32,10 @@ class CollectiveTransport(Transport):
     fp8), data movement does not care.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, name: str | None = None) -> None:
         super().__init__(dist.get_rank(group), dist.get_world_size(group))
         self.group = group
-        self.name = dist.get_backend(group)
+        self.name = device_backend(dist.get_backend(group)) if name is None else name
 
     def scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
         first = tensors_BtHD[0]

@@ -323,4 +323,3 @@ def block_count(exchange: Exchange, processors: int) -> int:
     world_size = exchange.world_size
     share = sum(exchange.slot_bytes(rank) for rank in range(world_size)) // world_size
     return max(world_size, min(2 * processors, _MOST_BLOCKS, -(-share // _BLOCK_BYTES)))
-

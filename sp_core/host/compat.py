@@ -189,11 +189,16 @@ def raise_interrupt() -> None:
     raise comfy.model_management.InterruptProcessingException
 
 
-def unload(patcher: Any) -> None:
-    """Take one model's weights off its device and give the memory back."""
+def unload(patcher: Any, wholly: bool = True) -> None:
+    """Take one model's weights off its device and give the memory back.
+
+    Not ``wholly``: copies in pinned memory stay, where dynamic VRAM makes them, and the way back to the device is short.
+    """
     import comfy.model_management as management
 
-    if hasattr(management, "unload_model_and_clones"):
+    if not wholly and is_loaded(patcher) and getattr(patcher, "is_dynamic", lambda: False)():
+        patcher.partially_unload(patcher.offload_device, 1e32)
+    elif hasattr(management, "unload_model_and_clones"):
         management.unload_model_and_clones(patcher)
     else:
         management.unload_all_models()
@@ -232,6 +237,69 @@ def trim_cache(executor: Any, graph: dict[str, Any]) -> None:
     graph = {name: {"class_type": entry["class_type"], "inputs": dict(entry["inputs"])} for name, entry in graph.items()}
     with torch.inference_mode():
         executor.execute(graph, "sp-trim", {}, [])
+
+
+def is_loaded(patcher: Any) -> bool:
+    """The host's memory management has this model on its device, as far as it let it."""
+    import comfy.model_management as management
+
+    return any(entry.model is patcher for entry in management.current_loaded_models)
+
+
+def dynamic_vram() -> bool:
+    """Weights come to the device when they are needed, and leave when anything else needs its memory."""
+    import comfy.memory_management
+
+    return bool(getattr(comfy.memory_management, "aimdo_enabled", False))
+
+
+def spare_memory(patcher: Any) -> int:
+    """Bytes that this process has of a device and could compute in: torch's cache, and under dynamic VRAM the weights."""
+    import comfy.model_management as management
+
+    device = patcher.load_device
+    if device.type == "cpu":
+        return 0
+    total, of_torch = management.get_free_memory(device, torch_free_too=True)
+    return int(patcher.get_free_memory(device) - (total - of_torch))
+
+
+def end_of_node() -> None:
+    """What the host does behind every node under dynamic VRAM: buffers for weights on their way go back (``execution.py``)."""
+    if not dynamic_vram():
+        return
+    import comfy.model_management
+    import comfy.model_prefetch
+    import comfy_aimdo.model_vbar
+
+    comfy.model_management.reset_cast_buffers()
+    comfy.model_prefetch.cleanup_prefetch_queues()
+    comfy_aimdo.model_vbar.vbars_reset_watermark_limits()
+
+
+def share_host_memory(processes: int) -> None:
+    """One of ``processes`` on this machine: a share of the memory to pin, and none of what the UI process wants free.
+
+    Relies on ``model_management.MAX_PINNED_MEMORY`` and ``memory_management.RAM_CACHE_HEADROOM`` (pins leave half of it free).
+    """
+    import comfy.memory_management
+    import comfy.model_management as management
+
+    if management.MAX_PINNED_MEMORY > 0:
+        management.MAX_PINNED_MEMORY /= processes
+    # below this the UI process drops its cached results (main.py, prompt_worker)
+    cache_bytes = min(10.0, max(2.0, management.total_ram * 0.10 / 1024)) * 1024**3
+    comfy.memory_management.RAM_CACHE_HEADROOM = max(comfy.memory_management.RAM_CACHE_HEADROOM, int(2 * cache_bytes))
+
+
+def off_the_device(patcher: Any) -> None:
+    """Weights that the loader put on an accelerator (``--highvram``), where nothing could evict them, go to main memory."""
+    import comfy.model_management as management
+
+    model = patcher.model.diffusion_model
+    tracked = any(entry.model is not None and patcher.is_clone(entry.model) for entry in management.current_loaded_models)
+    if not tracked and any(weight.device.type not in ("cpu", "meta") for weight in model.parameters()):
+        model.to("cpu")
 
 
 def server_routes() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from dataclasses import asdict, dataclass, field
@@ -76,25 +75,37 @@ class RemoteModel:
         return self.weight_bytes if self._on_devices and self._session().holds(self) else 0
 
     def finish(self) -> None:
-        """After sampling, also after a failed one."""
+        """After sampling, also after a failed one. Never waits for a block that is still under way after a cancel."""
         self._pool_of_run = None
         pool = self._session().running_pool()
         if pool is not None:
             pool.forget_sent()
-            if self.plan.after_run:
-                with contextlib.suppress(SPError):  # workers that just ended keep nothing; the next run says so
-                    pool.call("finish", {"key": self.recipe.key, "method": self.plan.after_run})
+            pool.afterwards("finish", lambda: {"key": self.recipe.key, "method": self.plan.after_run})
             if self.keep_loaded == "never":
-                self.release()
+                self._on_devices = False
+                everyone = list(range(pool.world_size))
+                pool.afterwards("release", lambda: {"key": self.recipe.key, "ranks": everyone, "wholly": True, "reset": pool.out_of_step})
 
-    def release(self) -> None:
-        """Weights off the devices; the next sampling brings them back."""
+    def release(self, device: torch.device | None = None) -> None:
+        """Weights off the devices, or off this one only, for the moment; the next sampling brings them back."""
         self._on_devices = False
-        self._session().release(self)
+        ranks = [rank for rank, worker in enumerate(self.devices) if device is None or worker.is_on(device)]
+        self._session().release(self, ranks, wholly=device is None)
+
+    def room(self, free: int, device: torch.device) -> int:
+        """Bytes for activations on ``device`` of this process, of which ``free`` are free now."""
+        if device.type == "cpu" or not self.shares(device):
+            return free
+        weights = spare = 0
+        pool = self._session().running_pool()
+        if pool is not None and pool.devices == self.devices:
+            rank = next(rank for rank, worker in enumerate(self.devices) if worker.is_on(device))
+            weights, spare = pool.board.weights(rank), pool.board.spare(rank)
+        return room_for_activations(free, spare, 0 if compat.dynamic_vram() else self.weight_bytes - weights)
 
     def shares(self, device: torch.device) -> bool:
         """A worker computes on ``device`` of this process."""
-        return any(worker.kind == device.type and (worker.kind == "cpu" or worker.index == (device.index or 0)) for worker in self.devices)
+        return any(worker.is_on(device) for worker in self.devices)
 
     def _session(self) -> Any:
         from .session import session
@@ -165,6 +176,11 @@ class RemoteModel:
         if stats["decision"] != run.decision:
             log.info("SP: %s", stats["decision"])
         run.decision, run.transport = stats["decision"], stats["transport"]
+
+
+def room_for_activations(free: int, spare: int, to_come: int) -> int:
+    """Bytes that activations can have: what is free and what the worker has in reserve, less the weights still to come."""
+    return max(0, free + spare - max(0, to_come))
 
 
 def _device_of(tree: Any) -> torch.device:

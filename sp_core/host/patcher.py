@@ -63,15 +63,18 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
             # what is really free it measures anyway
             return int(memory_to_free)
         freed = self.loaded_size()
-        self.sp.release()
+        self.sp.release(self.load_device)
         return freed
 
+    def get_free_memory(self, device: Any) -> int:
+        """What the host's choice to batch conditionings goes by; the same before and after the workers have loaded."""
+        return self.sp.room(int(super().get_free_memory(device)), device)
+
     def detach(self, unpatch_all: bool = True) -> Any:
+        # else a clone takes over what is loaded, and the host goes on to count it
         if unpatch_all:
             self.sp.release()
-        result = super().detach(unpatch_all)
-        self.model.device = self.offload_device
-        return result
+        return super().detach(unpatch_all)
 
     # -- what only the workers could honour ------------------------------------------
 
@@ -136,6 +139,7 @@ def make_sp_patcher(
     local = source.get_model_object("diffusion_model")
     plan = plan_for(local)
     _refuse_compiled(source)
+    compat.off_the_device(source)
     sp = RemoteModel(recipe, devices, plan, source.model_size(), keep_loaded, pins)
     base = _own_base_model(source)
     base.diffusion_model = make_remote(local, plan, sp)

@@ -26,7 +26,7 @@ from ..plans.override import OVERRIDE
 from ..plans.run import Run
 from ..pool.board import Phase
 from ..pool.errors import Cancelled
-from ..pool.protocol import timeout_s
+from ..pool.protocol import GROUP_TIMEOUT, timeout_s
 from ..pool.worker import WorkerContext
 from . import cfg, compat, loading, planning, verify
 from .interrupt import interruptible
@@ -42,11 +42,14 @@ class HostService:
     def __init__(self, context: WorkerContext, options: dict[str, Any]) -> None:
         self.context = context
         compat.import_main()
+        compat.share_host_memory(context.world_size)
         register_models()
         _install_lazy_nodes(options["catalogue"])
         self._executor = compat.make_executor(_Server())
         self._models: dict[str, Any] = {}
         self._active: Any = None
+        #: bytes of activations that the host made room for beside the active model
+        self._room = -1.0
         self._parallels: Parallels | None = None
         #: why each transport in use was chosen
         self._transport_reasons: dict[str, str] = {}
@@ -78,6 +81,7 @@ class HostService:
             return {}  # this rank stays idle
         self._activate(patcher, body["named"].get("x"), decision.degrees.ranks)
         output, run = self._forward(patcher, plan, parallel, pins, body)
+        self._show_memory(patcher)
         if verify.wanted() and decision.degrees.ranks == self.context.world_size:
             verify.check_ranks_agree(output)
         stats, transport = parallel.sequence.stats, parallel.sequence.whole
@@ -130,7 +134,7 @@ class HostService:
             options = engine.adapted(self._options(patcher, sent), run)
             output = getattr(model, body["method"])(**named, transformer_options=options, **extra)
             run.check()
-        parallel.sequence.whole.check()
+        parallel.sequence.check()
         if batch is not None:
             output = cfg.join_output(output, batch)
             batch.check()
@@ -152,11 +156,10 @@ class HostService:
 
     def _parallels_now(self, reset: bool) -> Parallels:
         """The ranks' groups; after a failed request they may be out of step, so they are made anew."""
-        if reset and self._parallels is not None:
-            self._parallels.close()
-            self._parallels = None
         if self._parallels is None:
-            self._parallels = Parallels(self._make_transport)
+            self._parallels = Parallels(self._make_transport, GROUP_TIMEOUT)
+        if reset:
+            self._parallels.renew()
         return self._parallels
 
     def _make_transport(self, group: Any) -> Transport:
@@ -177,19 +180,26 @@ class HostService:
         return getattr(patcher.model.diffusion_model, body["method"])(*body["args"], **body["kwargs"])
 
     def _do_finish(self, body: dict[str, Any]) -> None:
-        """A sampling run is over: the model lets go of what it kept for it."""
+        """A sampling run is over: the model, and the host, let go of what they kept for it."""
         patcher = self._models.get(body["key"])
-        if patcher is not None:
+        if patcher is not None and body["method"]:
             getattr(patcher.model.diffusion_model, body["method"])()
+        self._room = -1.0
+        compat.end_of_node()
 
     def _do_release(self, body: dict[str, Any]) -> None:
-        """Weights of one model off the device; it stays loaded in host memory as the host sees fit."""
+        """Weights of one model off the devices of some ranks; it stays loaded in host memory as the host sees fit."""
+        if self._parallels is not None and not body["reset"]:
+            self._parallels.trim()
+        if self.context.rank not in body["ranks"]:
+            return
+        compat.end_of_node()
         patcher = self._models.get(body["key"])
         if patcher is not None:
             if self._active is patcher:
                 self._deactivate()
-            compat.unload(patcher)
-        self._show_weights()
+            compat.unload(patcher, body["wholly"])
+        self._show_memory(patcher)
 
     def _do_keep(self, body: dict[str, Any]) -> dict[str, Any]:
         """Forget every model but these, on the device and in the cache of replayed graphs."""
@@ -199,7 +209,7 @@ class HostService:
                 self._deactivate()
             compat.unload(patcher)
         compat.trim_cache(self._executor, body["graph"])
-        self._show_weights()
+        self._show_memory(None)
         return {"resident": list(self._models)}
 
     # -- models --------------------------------------------------------------------------
@@ -226,32 +236,42 @@ class HostService:
         check_patches(patcher, plan_named(found))
 
     def _activate(self, patcher: Any, x: Any, ranks: int = 1) -> None:
+        """The model on the device, with room for its activations: for the first forward, and when more room is needed.
+
+        The host does this once for a sampling run. Doing it for each step would under dynamic VRAM bring back weights that
+        were just found not to fit.
+        """
         import comfy.model_management
 
+        first = x[0] if isinstance(x, (list, tuple)) else x
+        memory = patcher.model.memory_required(list(first.shape)) / ranks if first is not None else 0
+        if self._active is patcher and memory <= self._room and compat.is_loaded(patcher):
+            self.context.show(Phase.COMPUTING)
+            return
         if self._active is not patcher:
             self._deactivate()
         self.context.show(Phase.LOADING)
-        first = x[0] if isinstance(x, (list, tuple)) else x
-        memory = patcher.model.memory_required(list(first.shape)) / ranks if first is not None else 0
         arrived = partial(compat.device_memory, self.context.device)
         with contextlib.nullcontext() if self._active is patcher else self._loading(patcher.model_size(), arrived):
             comfy.model_management.load_models_gpu([patcher], memory_required=memory)
         if self._active is not patcher:
             patcher.pre_run()
             self._active = patcher
-        self._show_weights()
+        self._room = memory
+        self._show_memory(patcher)
         self.context.show(Phase.COMPUTING)
 
     def _loading(self, total: int, held: Callable[[], int]) -> AbstractContextManager[None]:
         return loading.shown(total, held, partial(self.context.board.show_loaded, self.context.rank))
 
-    def _show_weights(self) -> None:
-        self.context.board.show_weights(self.context.rank, compat.loaded_weights(self.context.device))
+    def _show_memory(self, patcher: Any) -> None:
+        spare = compat.spare_memory(patcher) if patcher is not None else 0
+        self.context.board.show_memory(self.context.rank, compat.loaded_weights(self.context.device), spare)
 
     def _deactivate(self) -> None:
         if self._active is not None:
             self._active.cleanup()
-            self._active = None
+            self._active, self._room = None, -1.0
 
     def _options(self, patcher: Any, sent: dict[str, Any]) -> dict[str, Any]:
         import comfy.utils

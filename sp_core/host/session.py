@@ -149,14 +149,18 @@ class Session:
     def _live(self, devices: tuple[WorkerDevice, ...]) -> list[Recipe]:
         return [model.recipe for model in list(self._models) if model.devices == devices]
 
-    def release(self, model: RemoteModel) -> None:
-        """The model's weights off the workers' devices."""
+    def release(self, model: RemoteModel, ranks: list[int], *, wholly: bool) -> None:
+        """The model's weights off the devices of these ranks; ``wholly``: out of pinned memory too."""
         with self._lock:
             pool = self.running_pool()
             if pool is not None and model.recipe.key in self._resident:
                 # the host asks in the middle of something else, which can go on: dead workers hold nothing
                 with _warned("taking weights off the devices"):
-                    pool.call("release", {"key": model.recipe.key}, doing="taking weights off the devices")
+                    pool.call(
+                        "release",
+                        {"key": model.recipe.key, "ranks": ranks, "wholly": wholly, "reset": pool.out_of_step},
+                        doing="taking weights off the devices",
+                    )
 
     def release_all(self) -> int:
         """Every model's weights off the devices; bytes that all workers held before."""

@@ -34,12 +34,12 @@ class Phase(IntEnum):
 
 
 _CANCEL, _ABORT, _LEADER_GO, _LEADER_STOP = range(4)
-_HEAD, _PER_RANK = 8, 8
-_TICKS, _PHASE, _BLOCK, _BLOCKS, _WEIGHTS, _MEETINGS, _ARRIVED, _LOADED = range(8)
+_HEAD, _PER_RANK = 8, 16
+_TICKS, _PHASE, _BLOCK, _BLOCKS, _WEIGHTS, _MEETINGS, _ARRIVED, _LOADED, _SPARE = range(9)
 
 
 class Board:
-    """int64 slots: four for all, then eight a rank."""
+    """int64 slots: eight for all, then sixteen a rank."""
 
     def __init__(self, arena: SharedArena, world_size: int) -> None:
         self.arena, self.world_size = arena, world_size
@@ -78,6 +78,10 @@ class Board:
         """Bytes of model weights that the rank holds on its device."""
         return int(self._slots[self._at(rank, _WEIGHTS)])
 
+    def spare(self, rank: int) -> int:
+        """Bytes of its device that the rank has already and could compute in."""
+        return int(self._slots[self._at(rank, _SPARE)])
+
     def loaded(self, rank: int) -> int:
         """How much of the model that the rank is loading has arrived, in per cent."""
         return int(self._slots[self._at(rank, _LOADED)])
@@ -104,8 +108,9 @@ class Board:
     def cancelled(self, request: int) -> bool:
         return bool(self._slots[_CANCEL] == request)
 
-    def show_weights(self, rank: int, count: int) -> None:
-        self._slots[self._at(rank, _WEIGHTS)] = count
+    def show_memory(self, rank: int, weights: int, spare: int) -> None:
+        self._slots[self._at(rank, _WEIGHTS)] = weights
+        self._slots[self._at(rank, _SPARE)] = spare
 
     def show_loaded(self, rank: int, percent: int) -> None:
         if percent > self._slots[self._at(rank, _LOADED)]:

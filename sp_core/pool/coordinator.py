@@ -68,6 +68,8 @@ class Pool:
         self._request = 0
         #: a cancelled request that some ranks have not answered yet, and the answers so far
         self._pending: dict[int, Frame] | None = None
+        #: calls that wait for that
+        self._afterwards: list[tuple[str, Callable[[], Any]]] = []
         self._lock = threading.RLock()
         self._events: queue.SimpleQueue[tuple[int, Frame | None]] = queue.SimpleQueue()
         self._sent = SentTensors()
@@ -175,6 +177,7 @@ class Pool:
             self.workers.stop(grace_s)
             self._sent = SentTensors()
             self._pending = self._control = None
+            self._afterwards.clear()
             for arena in (self._requests, self._board_arena, *self._replies):
                 arena.close()
             self.workers.remove_directory()
@@ -226,6 +229,20 @@ class Pool:
             self.last_call.seconds = time.perf_counter() - started
             return self._read(0, replies[0], device or torch.device("cpu"))
 
+    def afterwards(self, operation: str, body: Callable[[], Any]) -> None:
+        """A call whose answer nobody needs: now, or when every rank has answered a request that was cancelled.
+
+        ``body`` is asked when it is time. Workers that end meanwhile are no failure of it: the next call says so.
+        """
+        with self._lock:
+            if self._pending is not None:
+                self._afterwards.append((operation, body))
+                return
+            try:
+                self.call(operation, body())
+            except SPError as error:
+                log.warning("%s: %s", operation, error)
+
     def settle(self, watch: Watch | None = None) -> None:
         """Wait until every rank has answered a request that was cancelled. Returns at once when there is none.
 
@@ -253,6 +270,9 @@ class Pool:
             except Cancelled:
                 if self._pending is not None:
                     raise
+            waiting, self._afterwards = self._afterwards, []
+            for operation, body in waiting:
+                self.afterwards(operation, body)
 
     def forget_sent(self) -> None:
         """A sampling run is over: its conditioning need not be kept."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_WORKERS = 16
 
@@ -18,6 +22,10 @@ class WorkerDevice:
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}"
+
+    def is_on(self, device: torch.device) -> bool:
+        """The worker computes on this device of the UI process; all CPU workers share the CPU."""
+        return self.kind == device.type and (self.kind == "cpu" or self.index == (device.index or 0))
 
 
 def accelerators() -> tuple[str, int]:

@@ -1,12 +1,15 @@
 """Numbers that the coordinator and the workers agree on."""
 
 import os
+from datetime import timedelta
 from enum import IntEnum
 
 #: a worker has this long to join the control group after its process started
 CONNECT_TIMEOUT_S = 180.0
 #: once all processes are there, the control group is made in this time
 HANDSHAKE_TIMEOUT_S = 30.0
+#: of the workers' process groups: the coordinator watches progress and stops the pool; this clock is only a last resort
+GROUP_TIMEOUT = timedelta(hours=12)
 
 
 class Op(IntEnum):

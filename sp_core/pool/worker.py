@@ -19,7 +19,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +31,7 @@ from .board import Board, Phase
 from .control import ControlGroup, Frame
 from .errors import Cancelled, PeerFailed
 from .pace import Pace
-from .protocol import CONNECT_TIMEOUT_S, Op, Status
+from .protocol import CONNECT_TIMEOUT_S, GROUP_TIMEOUT, Op, Status
 
 log = logging.getLogger(__name__)
 
@@ -110,13 +109,15 @@ def run(config: dict[str, Any], rank: int) -> None:
 
 def _make_service(config: dict[str, Any], context: WorkerContext) -> Service:
     context.show(Phase.STARTING)
+    store = dist.FileStore(str(context.directory / "data"), context.world_size)
+    # a store has a clock of its own, and nccl asks it when a group is first used
+    store.set_timeout(GROUP_TIMEOUT)
     dist.init_process_group(
         backend={"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}[context.device.type],
-        store=dist.FileStore(str(context.directory / "data"), context.world_size),
+        store=store,
         rank=context.rank,
         world_size=context.world_size,
-        # the coordinator watches progress and stops the pool; this clock is only a last resort
-        timeout=timedelta(hours=12),
+        timeout=GROUP_TIMEOUT,
     )
     module, name = config["service"].split(":")
     return getattr(importlib.import_module(module), name)(context, config["service_options"])

@@ -43,6 +43,9 @@ class EchoService:
                     time.sleep(3600)
                 self.context.meet()
                 dist.barrier()
+        if operation == "note":
+            self.notes = [*getattr(self, "notes", []), body]
+            return self.notes
         if operation == "unsendable":
             return {"function": print}
         if operation == "lose":

@@ -107,7 +107,7 @@ def meshes_and_refusals(rank: int, world_size: int) -> None:
     for call, text in (
         (lambda: sp_core.init_context_parallel(3), "world of 4 ranks cannot be divided by context_parallel_size 3"),
         (lambda: sp_core.init_context_parallel(2, rank + 1), f"global_rank {rank + 1} was given"),
-        (lambda: meshes.build(dp=2, ring=3), "dp 2 x ring 3 x Ulysses 1 is not the world of 4"),
+        (lambda: meshes.build(dp=2, ring=3), "dp 2 x ring 3 x Ulysses 1 does not fit a world of 4 ranks"),
         # the reference's error vectors: h, w, mismatch, same, gshape, gW
         (lambda: sp_core.split_tensor_in_cp_2d(x, (2, 3), (2, 2), mesh), r"height \(dim 2\) is 3 tokens .* split 2"),
         (lambda: sp_core.split_tensor_in_cp_2d(x.transpose(2, 3), (2, 3), (2, 2), mesh), r"width \(dim 3\) is 3 tokens .* split 2"),

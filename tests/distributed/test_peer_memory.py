@@ -1,4 +1,4 @@
-"""What the peer transport does where a GPU has no room for its buffers; the driver's memory calls are stood in for, its kernels not needed."""
+"""What the peer transport does where a GPU has no room for its buffers. The driver's memory calls are stood in for; no kernel runs."""
 
 from __future__ import annotations
 

@@ -161,6 +161,22 @@ def test_a_cancel_does_not_wait_for_a_long_block(pool):
     assert 2 < time.monotonic() - started < 60
 
 
+def test_what_comes_afterwards_waits_for_what_was_cancelled_and_nobody_for_it(pool):
+    pool.afterwards("note", lambda: "at once")
+    assert pool.call("note", "first") == ["at once", "first"]
+    with pytest.raises(Cancelled):
+        pool.call("blocks", {"blocks": 100, "seconds": 4.0}, watch=lambda _: True)
+    started = time.monotonic()
+    said: list[str] = []
+    for word in ("second", "third"):
+        pool.afterwards("note", lambda word=word: said.append(word) or word)
+    assert time.monotonic() - started < 0.5 and said == []
+    assert pool.call("note", "fourth") == ["at once", "first", "second", "third", "fourth"]
+    # a failure is a line in the log
+    pool.afterwards("fail", lambda: {"ranks": [0, 1, 2]})
+    assert pool.call("sum", None).item() == 6
+
+
 def test_a_wait_for_what_was_cancelled_can_be_cancelled(pool):
     with pytest.raises(Cancelled):
         pool.call("blocks", {"blocks": 100, "seconds": 4.0}, watch=lambda _: True)

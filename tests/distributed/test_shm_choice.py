@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sp_core.comm import CollectiveTransport, choice, extension, ops
 from sp_core.comm.choice import Decision, Facts, decide, facts_of, make_transport
+from sp_core.comm.collective import device_backend
 from sp_core.comm.shm import ShmTransport
 from sp_core.comm.trial import compared, tried
 from sp_core.layout import shard_sizes
@@ -50,6 +51,13 @@ def with_rank_1(facts: Sequence[Facts], **changes: str) -> list[Facts]:
 )
 def test_decision(facts: list[Facts], order: tuple[str, ...], refused: dict[str, str]) -> None:
     assert decide(facts) == Decision(order, tuple(refused.items()))
+
+
+@pytest.mark.parametrize(
+    ("backends", "name"), [("gloo", "gloo"), ("nccl", "nccl"), ("cpu:gloo,cuda:nccl", "nccl"), ("cpu:gloo,xpu:xccl", "xccl")]
+)
+def test_the_backend_that_a_report_names(backends: str, name: str) -> None:
+    assert device_backend(backends) == name
 
 
 def choose(rank: int, world_size: int, directory: str, no_ext_on: int | None, compiler: str | None) -> tuple[str, str]:

@@ -186,6 +186,54 @@ def one_model_can_be_unloaded() -> None:
 
 
 @probe
+def host_memory_is_shared_among_workers() -> None:
+    import comfy.memory_management
+    import comfy.model_management as management
+
+    from sp_core.host import compat
+
+    before = management.MAX_PINNED_MEMORY, comfy.memory_management.RAM_CACHE_HEADROOM
+    try:
+        for pinned, share in ((-1, -1), (8 << 30, 2 << 30)):
+            management.MAX_PINNED_MEMORY = pinned
+            compat.share_host_memory(4)
+            expect(share == management.MAX_PINNED_MEMORY, f"{pinned} bytes to pin became {management.MAX_PINNED_MEMORY} for one of four")
+        headroom = comfy.memory_management.RAM_CACHE_HEADROOM
+        expect(4 << 30 <= headroom <= 20 << 30, f"memory that pins leave free: {headroom}")
+    finally:
+        management.MAX_PINNED_MEMORY, comfy.memory_management.RAM_CACHE_HEADROOM = before
+
+
+@probe
+def what_the_host_does_behind_a_node_can_be_done_here() -> None:
+    import comfy.model_management as management
+    import comfy.model_prefetch
+
+    from sp_core.host import compat
+
+    source = inspect.getsource(inspect.getmodule(__import__("execution")))
+    behind = source.split("aimdo_enabled:", 1)[1].split("if has_pending_tasks", 1)[0]
+    for call in ("reset_cast_buffers()", "cleanup_prefetch_queues()", "vbars_reset_watermark_limits()"):
+        expect(call in behind, f"execution.py no longer calls {call} behind a node")
+    expect(behind.count("()") == 3 + behind.count("analyze()"), "execution.py does more behind a node than compat.end_of_node")
+    expect(callable(management.reset_cast_buffers) and callable(comfy.model_prefetch.cleanup_prefetch_queues), "a function is gone")
+    compat.end_of_node()
+
+
+@probe
+def free_memory_of_a_device_has_a_part_of_torchs() -> None:
+    import comfy.model_management as management
+    import torch
+
+    from sp_core.host import compat
+
+    expect(compat.spare_memory(_patcher()[0]) == 0, "a CPU has memory in reserve")
+    parts = management.get_free_memory(torch.device("cpu"), torch_free_too=True)
+    expect(len(parts) == 2, "get_free_memory(torch_free_too=True) no longer gives the total and torch's part")
+    expect(compat.dynamic_vram() is False, "dynamic VRAM without a GPU")
+
+
+@probe
 def patches_behind_our_node_come_through_these_methods() -> None:
     from comfy.model_patcher import ModelPatcher
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from host.graphs import Branch, Link
+from host.graphs import Branch, Graph, Link, latent, load, sample, text
 from host.observe import alive, count, pids, run, status, video, wait_for, workers
 
 from sp_core.demo.comfy_server import ComfyServer
@@ -98,6 +99,29 @@ def test_a_dropped_model_leaves_the_workers(own: ComfyServer) -> None:
     run(own, *video(DEVICES, MODELS[1], seed=1))
     wait_for(lambda: len(status(own)["models"]) == 1, 20, "the host to let go of the first model")
     wait_for(lambda: len({size for size in held(own)}) == 1, 20, "the workers to do so too")
+
+
+def test_the_workers_load_once_for_a_sampling_run(own: ComfyServer) -> None:
+    """Under dynamic VRAM each load brings back weights that were just found not to fit."""
+
+    def loads(rank: int) -> int:
+        return len(re.findall(rf"\[SP rank {rank}\].*SPTestCountLoads: asked to load", own.log()))
+
+    for number in range(1, 4):
+        run(own, *video(DEVICES, change=lambda branch, model: branch.add("SPTestCountLoads", model=model)[0], steps=4, seed=300 + number))
+        wait_for(lambda number=number: [loads(0), loads(1)] >= [number, number], 5, "the log to be complete")
+        assert [loads(0), loads(1)] == [number, number]
+
+
+def test_a_loaded_model_needs_no_memory_again(own: ComfyServer) -> None:
+    """Else the host would make room on the device for what worker 0 holds there already."""
+    graph = Graph()
+    branch = Branch(graph, DEVICES)
+    model = branch.patch(load(branch, MODELS[0]))
+    samples = sample(branch, model, text(branch, 4096), latent(branch, "1,16,3,10,14"), seed=time.monotonic_ns() % 10**9)
+    branch.add("SPTestTakeOver", samples=samples, model=model)
+    asked = next(output for output in own.run(graph.prompt).values() if "required" in output)
+    assert asked["size"][0] > 0 and asked["required"] == [0, 0]
 
 
 #: --lowvram and its kin exclude --cpu; what workers make of them is a probe of test_compat.py

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sp_core.mesh import axis_members
+from sp_core.mesh import axis_groups, axis_members
 
 VECTORS = json.loads((Path(__file__).parents[1] / "fixtures" / "longcat_vectors.json").read_text())
 
@@ -34,6 +34,22 @@ def test_two_axes_are_the_references(name: str) -> None:
 )
 def test_three_axes(shape: tuple[int, int, int], rank: int, dp: tuple, ring: tuple, ulysses: tuple, sp: tuple) -> None:
     assert axis_members(shape, rank) == {"dp": dp, "ring": ring, "ulysses": ulysses, "sp": sp}
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [
+        ((1, 1, 1), "0"),
+        ((1, 1, 3), "012 0 1 2"),
+        ((1, 3, 1), "0 1 2 012"),
+        ((2, 1, 1), "0 1 01"),
+        ((2, 1, 2), "01 23 0 1 2 3 02 13"),
+        ((1, 2, 2), "01 23 02 13 0123 0 1 2 3"),
+        ((2, 2, 2), "01 23 45 67 02 13 46 57 0123 4567 04 15 26 37"),
+    ],
+)
+def test_every_group_of_a_mesh_once(shape: tuple[int, int, int], groups: str) -> None:
+    assert axis_groups(shape) == [tuple(map(int, group)) for group in groups.split()]
 
 
 def test_a_rank_outside_is_refused() -> None:

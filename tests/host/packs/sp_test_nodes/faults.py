@@ -1,5 +1,6 @@
 """Nodes that get in the way: they want memory, are slow in the workers, or fail on one rank."""
 
+import logging
 import os
 import time
 
@@ -56,6 +57,58 @@ def _free_a_megabyte(management, device):
         management.free_memory(1 << 20, device)
     finally:
         management.get_free_memory = measured
+
+
+class SPTestTakeOver:
+    """What the host asks when a clone of a loaded model is to sample: how much more memory that needs."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"samples": ("LATENT",), "model": ("MODEL",)}}
+
+    RETURN_TYPES = ()
+    OUTPUT_NODE = True
+    FUNCTION = "ask"
+    CATEGORY = "test"
+
+    def ask(self, samples, model):
+        import comfy.model_management as management
+
+        clone = management.LoadedModel(model.clone())
+        asked = [clone.model_memory_required(clone.device)]
+        for entry in management.current_loaded_models:
+            if clone.model.is_clone(entry.model):
+                # on a CPU this is where the model is loaded, too
+                before, entry.model.offload_device = entry.model.offload_device, torch.device("meta")
+                entry.model.detach(unpatch_all=False)
+                entry.model.offload_device = before
+        asked.append(clone.model_memory_required(clone.device))
+        return {"ui": {"size": [model.model_size()], "required": asked}}
+
+
+class SPTestCountLoads:
+    """Tells in the log whenever a worker's host is asked to load models."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",)}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "watch"
+    CATEGORY = "test"
+
+    def watch(self, model):
+        import comfy.model_management as management
+
+        if _rank() is not None and not hasattr(management, "unwatched_load"):
+            management.unwatched_load = management.load_models_gpu
+
+            def load(*args, **kwargs):
+                logging.info("SPTestCountLoads: asked to load")
+                return management.unwatched_load(*args, **kwargs)
+
+            management.load_models_gpu = load
+        return (model.clone(),)
 
 
 class SPTestSlowInWorkers:
