@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from campaign import CAMPAIGN
-from host.graphs import TOLERANCE, Branch, Case, Graph, Link, latent, load, read, relative, sample, text
+from host.graphs import TOLERANCE, Branch, Case, Graph, Link, compare, latent, load, read, relative, sample, text
 
 from sp_core.cost import Degrees
 
@@ -144,3 +145,24 @@ def test_a_ring_refuses_what_needs_its_own_attention(server):
     branch.add("SPTestSaveLatent", samples=overridden(branch), name="never")
     with pytest.raises(PromptFailed, match="Ring attention cannot use an attention function that another node installed"):
         server.run(graph.prompt)
+
+
+@pytest.mark.parametrize("cfg", [6.0, 1.0])
+def test_ranks_that_stay_idle_in_some_steps(server, cfg):
+    """As on GPUs: where more devices would be slower, some do nothing; the next step may want them again."""
+
+    def over(link: str) -> Case:
+        def case(branch: Branch) -> Link:
+            model = branch.patch(branch.add(link, model=load(branch, "tiny_wan_t2v"), number=int(cfg))[0])
+            return sample(branch, model, text(branch, 4096), latent(branch, "1,16,3,10,22"), steps=5, cfg=cfg)
+
+        return case
+
+    before = len(server.log())
+    compare(server, over("SPTestUnsteadyLink"), "cpu:4")
+    lines = [line for line in server.log(before).splitlines() if "SP: 4 devices: " in line]
+    idle = {int(count) for line in lines for count in re.findall(r"(\d) idle", line)}
+    assert idle >= {2 if cfg > 1 else 3}, lines
+    assert any("idle" not in line for line in lines), lines
+    # and the workers are as they were
+    assert "idle" not in compare(server, over("SPTestSteadyLink"), "cpu:4").sp.report

@@ -1,5 +1,6 @@
 """Nodes that get in the way: they want memory, are slow in the workers, or fail on one rank."""
 
+import itertools
 import logging
 import os
 import time
@@ -84,6 +85,44 @@ class SPTestTakeOver:
                 entry.model.offload_device = before
         asked.append(clone.model_memory_required(clone.device))
         return {"ui": {"size": [model.model_size()], "required": asked}}
+
+
+class SPTestUnsteadyLink:
+    """What GPUs do at sizes between: the link is fast in one step and slow in the next, so that other ranks stay idle each time."""
+
+    #: FLOP/s, bytes/s, seconds a collective
+    MACHINES = ((1e9, 1e12, 0.0), (1e15, 1e3, 1.0), (1e9, 1e6, 0.0))
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        # what was run once is not run again, so each use has a number of its own
+        return {"required": {"model": ("MODEL",), "number": ("INT", {"default": 0})}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "measure"
+    CATEGORY = "test"
+
+    def measure(self, model, number):
+        if _rank() is not None:
+            from sp_core.cost import Machine
+            from sp_core.host import service
+
+            machines = itertools.cycle(Machine("test", *rates) for rates in self.MACHINES)
+            choose = getattr(service, "steady_choose", service.choose)
+            service.steady_choose = choose
+            service.choose = lambda *args, **named: choose(*args, **{**named, "machine": next(machines), "may_idle": True})
+        return (model.clone(),)
+
+
+class SPTestSteadyLink(SPTestUnsteadyLink):
+    """Undoes that."""
+
+    def measure(self, model, number):
+        if _rank() is not None:
+            from sp_core.host import service
+
+            service.choose = getattr(service, "steady_choose", service.choose)
+        return (model.clone(),)
 
 
 class SPTestCountLoads:
