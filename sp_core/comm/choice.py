@@ -116,7 +116,9 @@ def make_transport(
         "gloo": lambda: CollectiveTransport(group, "gloo"),
         "nccl": lambda: CollectiveTransport(group),
         "shm": lambda: ShmTransport.create(group, directory=directory, timeout_s=limit, should_abort=should_abort),
-        "peer": lambda: PeerTransport.create(group, timeout_s=min(limit, TRIAL_TIMEOUT_S), should_abort=should_abort),
+        "peer": lambda: PeerTransport.create(
+            group, timeout_s=min(limit, TRIAL_TIMEOUT_S), should_abort=should_abort, plain=makers.get(plain)
+        ),
         "staged-gloo": lambda: StagedTransport(CollectiveTransport(group, "gloo")),
         "staged-shm": lambda: StagedTransport(ShmTransport.create(group, directory=directory, timeout_s=limit, should_abort=should_abort)),
     }

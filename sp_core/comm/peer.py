@@ -40,6 +40,8 @@ _MOST_BLOCKS = 512
 #: bytes that are worth a block of their own
 _BLOCK_BYTES = 64 << 10
 _FIRST_SLOT_BYTES = 8 << 20
+#: exchanges, about those of one sampling run
+_PATIENCE = 4096
 
 
 class PeerTransport(ExchangeTransport):
@@ -48,8 +50,8 @@ class PeerTransport(ExchangeTransport):
     Calls are asynchronous: a forward ends with :meth:`check`. A late or dead rank is found by a thread that watches the
     exchange under way; the error is raised by the next call, or by :meth:`check`.
 
-    Where some rank has no memory for buffers as large as an exchange needs, that and all later exchanges go through the
-    group's plain collective, until :meth:`trim`.
+    Where some rank has no memory for buffers as large as an exchange needs, that one and some thousand after it go through
+    a plain collective; then, and after :meth:`trim`, there may be memory again.
     """
 
     device_type = "cuda"
@@ -62,8 +64,12 @@ class PeerTransport(ExchangeTransport):
         method: Method | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         should_abort: Callable[[], str | None] | None = None,
+        plain: Callable[[], Transport] | None = None,
     ) -> PeerTransport:
         """Collective over ``group``. Without ``method`` both are measured and the faster one stays.
+
+        Args:
+            plain: makes what takes over where there is no memory to grow.
 
         Raises:
             TransportUnavailable: on every rank alike, if any rank cannot take part.
@@ -75,13 +81,16 @@ class PeerTransport(ExchangeTransport):
         if not reason and handle is not None:
             try:
                 library = CudaLibrary(handle, torch.cuda.current_device())
+                # what can fail on one rank alone fails here, where all hear of it
+                library.multiprocessors()
+                library.free_status(library.allocate_status()[0])
             except CudaError as error:
                 reason = str(error)
         for rank, other in enumerate(all_gather_bytes(group, reason.encode())):
             if other:
                 raise TransportUnavailable(f"rank {rank}: {other.decode(errors='replace')}")
         assert library is not None
-        transport = cls(group, library, timeout_s=timeout_s, should_abort=should_abort)
+        transport = cls(group, library, timeout_s=timeout_s, should_abort=should_abort, plain=plain)
         try:
             transport._use(method or transport._faster_method())
         except BaseException:
@@ -96,6 +105,7 @@ class PeerTransport(ExchangeTransport):
         *,
         timeout_s: float,
         should_abort: Callable[[], str | None] | None,
+        plain: Callable[[], Transport] | None = None,
     ) -> None:
         super().__init__(dist.get_rank(group), dist.get_world_size(group))
         self.timeout_s = timeout_s
@@ -106,7 +116,9 @@ class PeerTransport(ExchangeTransport):
         self._processors = min(count for (count,) in all_gather_ints(group, [library.multiprocessors()]))
         self._memory = PeerMemory(group, library, _FIRST_SLOT_BYTES)
         self._own_slot: int | None = None  # granted for the next exchange; None right after (re)allocation
-        self._plain: CollectiveTransport | None = None  # in use where there was no memory to grow
+        self._make_plain = plain or (lambda: CollectiveTransport(group))
+        self._plain: Transport | None = None  # in use where there was no memory to grow
+        self._again = 0  # the exchange at which growing is tried again
         self._watch = Watch(library, self)
         self._use("kernel")
 
@@ -128,8 +140,7 @@ class PeerTransport(ExchangeTransport):
             self._replace_memory(_FIRST_SLOT_BYTES)
         except TransportUnavailable as error:
             self._fail(ExchangeError(str(error)))
-        self._plain = None
-        self._use(self.method)
+        self._leave_plain()
 
     def close(self) -> None:
         if self._closed:
@@ -138,13 +149,17 @@ class PeerTransport(ExchangeTransport):
         torch.cuda.synchronize(self._library.device)
         self._watch.close()
         self._memory.close()
+        if self._plain is not None:
+            self._plain.close()
 
     def _move(self, plan: Plan, tensors: Sequence[Tensor]) -> list[Tensor]:
         if torch.cuda.is_current_stream_capturing():
             raise ExchangeError(f"rank {self.rank}: an exchange cannot be captured in a CUDA graph; compile without graphs")
         self._raise_if_failed()
         need = max(plan.exchange.slot_bytes(rank) for rank in range(self.world_size))
-        if self._plain is None and need > self._memory.slot_bytes:
+        if self._plain is not None and self._epoch >= self._again:
+            self._leave_plain()
+        if self._plain is None and (self._memory.allocation is None or need > self._memory.slot_bytes):
             self._grow(need, plan.signature)
         if self._plain is not None:
             return through(self._plain, plan, tensors)
@@ -192,11 +207,17 @@ class PeerTransport(ExchangeTransport):
         self._raise_if_failed()
         agree_on_exchange(self.group, self.rank, self._epoch, signature)
         try:
-            self._replace_memory(rounded_slot(need))
+            self._replace_memory(max(rounded_slot(need), _FIRST_SLOT_BYTES))
         except TransportUnavailable as error:  # on every rank alike
-            self._plain = CollectiveTransport(self.group)
+            self._plain, self._again = self._make_plain(), self._epoch + _PATIENCE
             self.name = f"{self._plain.name} in place of {self.name}"
-            log.warning("%s: exchanging by %s until the weights leave the devices", error, self._plain.name)
+            log.warning("%s: exchanging by %s for now", error, self._plain.name)
+
+    def _leave_plain(self) -> None:
+        if self._plain is not None:
+            self._plain.close()
+        self._plain = None
+        self._use(self.method)
 
     def _raise_if_failed(self) -> None:
         if message := self._watch.failure():
@@ -209,20 +230,20 @@ class PeerTransport(ExchangeTransport):
             TransportUnavailable: on every rank alike, if an exchange fails on any.
         """
         counts = [1024] * self.world_size
-        x = torch.zeros(1, 1024, self.world_size, 4096, dtype=torch.bfloat16, device="cuda")
         medians = []
         for method in ("kernel", "copy"):
             self._use(method)  # type: ignore[arg-type]
             self._replace_memory(self._memory.slot_bytes)
             times, problem = [], ""
             try:
+                x = torch.zeros(1, 1024, self.world_size, 4096, dtype=torch.bfloat16, device=self.device_type)
                 for _ in range(7):
                     torch.cuda.synchronize()
                     started = time.perf_counter()
                     self.scatter_heads([x], counts)
                     self.check()
                     times.append(int((time.perf_counter() - started) * 1e9))
-            except ExchangeError as error:
+            except RuntimeError as error:
                 problem = f"could not exchange: {error}"
             raise_first(all_gather_bytes(self.group, problem.encode()))
             medians.append(int(statistics.median(times)))

@@ -236,7 +236,7 @@ def trim_cache(executor: Any, graph: dict[str, Any]) -> None:
 
     graph = {name: {"class_type": entry["class_type"], "inputs": dict(entry["inputs"])} for name, entry in graph.items()}
     with torch.inference_mode():
-        executor.execute(graph, "sp-trim", {}, [])
+        execute(executor, graph, "sp-trim", [])
 
 
 def is_loaded(patcher: Any) -> bool:
@@ -277,16 +277,30 @@ def end_of_node() -> None:
     comfy_aimdo.model_vbar.vbars_reset_watermark_limits()
 
 
-def share_host_memory(processes: int) -> None:
-    """One of ``processes`` on this machine: a share of the memory to pin, and none of what the UI process wants free.
-
-    Relies on ``model_management.MAX_PINNED_MEMORY`` and ``memory_management.RAM_CACHE_HEADROOM`` (pins leave half of it free).
-    """
-    import comfy.memory_management
+def share_pinned_memory(processes: int) -> None:
+    """This is one of ``processes`` on the machine, so it gets a share of the memory to pin (``model_management.MAX_PINNED_MEMORY``)."""
     import comfy.model_management as management
 
     if management.MAX_PINNED_MEMORY > 0:
         management.MAX_PINNED_MEMORY /= processes
+
+
+def execute(executor: Any, graph: dict[str, Any], prompt_id: str, outputs: list[str]) -> None:
+    """Run a graph, and have pinned memory leave alone what the UI process wants free.
+
+    The executor takes that back at its end (``set_ram_cache_release_state``), and weights are pinned in forwards.
+    """
+    try:
+        executor.execute(graph, prompt_id, {}, outputs)
+    finally:
+        _leave_memory_free()
+
+
+def _leave_memory_free() -> None:
+    """Relies on ``memory_management.RAM_CACHE_HEADROOM``: pins leave half of it free."""
+    import comfy.memory_management
+    import comfy.model_management as management
+
     # below this the UI process drops its cached results (main.py, prompt_worker)
     cache_bytes = min(10.0, max(2.0, management.total_ram * 0.10 / 1024)) * 1024**3
     comfy.memory_management.RAM_CACHE_HEADROOM = max(comfy.memory_management.RAM_CACHE_HEADROOM, int(2 * cache_bytes))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,6 +58,8 @@ class RemoteModel:
         self.weight_bytes, self.keep_loaded, self.pins = weight_bytes, keep_loaded, pins
         self.run = RunStats()
         self._on_devices = False
+        #: bytes of weights that the host lets onto its device
+        self.allowance = math.inf
         self._pool_of_run: Pool | None = None
         #: the node that made this object ran the graph anew: files may have changed, so the workers look again
         self.fresh = True
@@ -80,17 +84,17 @@ class RemoteModel:
         pool = self._session().running_pool()
         if pool is not None:
             pool.forget_sent()
-            pool.afterwards("finish", lambda: {"key": self.recipe.key, "method": self.plan.after_run})
+            pool.afterwards("finish", {"key": self.recipe.key, "method": self.plan.after_run})
             if self.keep_loaded == "never":
+                from .session import release_body
+
                 self._on_devices = False
-                everyone = list(range(pool.world_size))
-                pool.afterwards("release", lambda: {"key": self.recipe.key, "ranks": everyone, "wholly": True, "reset": pool.out_of_step})
+                pool.afterwards("release", partial(release_body, pool, self))
 
     def release(self, device: torch.device | None = None) -> None:
         """Weights off the devices, or off this one only, for the moment; the next sampling brings them back."""
         self._on_devices = False
-        ranks = [rank for rank, worker in enumerate(self.devices) if device is None or worker.is_on(device)]
-        self._session().release(self, ranks, wholly=device is None)
+        self._session().release(self, device)
 
     def room(self, free: int, device: torch.device) -> int:
         """Bytes for activations on ``device`` of this process, of which ``free`` are free now."""
@@ -101,7 +105,9 @@ class RemoteModel:
         if pool is not None and pool.devices == self.devices:
             rank = next(rank for rank, worker in enumerate(self.devices) if worker.is_on(device))
             weights, spare = pool.board.weights(rank), pool.board.spare(rank)
-        return room_for_activations(free, spare, 0 if compat.dynamic_vram() else self.weight_bytes - weights)
+        # behind the first forward all weights are there that the host lets in; under dynamic VRAM they make way
+        there = bool(self.run.steps) or compat.dynamic_vram()
+        return room_for_activations(free, spare, 0 if there else int(min(self.weight_bytes, self.allowance)) - weights)
 
     def shares(self, device: torch.device) -> bool:
         """A worker computes on ``device`` of this process."""

@@ -51,6 +51,7 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def partially_load(self, device_to: Any, extra_memory: Any = 0, force_patch_weights: bool = False) -> int:
         before = self.loaded_size()
+        self.sp.allowance = before + extra_memory
         self.patch_model(device_to, load_weights=False)
         self.sp.prepare()
         self.model.device = device_to

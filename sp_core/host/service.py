@@ -42,7 +42,7 @@ class HostService:
     def __init__(self, context: WorkerContext, options: dict[str, Any]) -> None:
         self.context = context
         compat.import_main()
-        compat.share_host_memory(context.world_size)
+        compat.share_pinned_memory(context.world_size)
         register_models()
         _install_lazy_nodes(options["catalogue"])
         self._executor = compat.make_executor(_Server())
@@ -182,23 +182,26 @@ class HostService:
     def _do_finish(self, body: dict[str, Any]) -> None:
         """A sampling run is over: the model, and the host, let go of what they kept for it."""
         patcher = self._models.get(body["key"])
-        if patcher is not None and body["method"]:
-            getattr(patcher.model.diffusion_model, body["method"])()
-        self._room = -1.0
-        compat.end_of_node()
+        try:
+            if patcher is not None and body["method"]:
+                getattr(patcher.model.diffusion_model, body["method"])()
+        finally:
+            self._room = -1.0
+            compat.end_of_node()
+            self._show_memory(patcher)
 
     def _do_release(self, body: dict[str, Any]) -> None:
         """Weights of one model off the devices of some ranks; it stays loaded in host memory as the host sees fit."""
+        patcher = self._models.get(body["key"])
+        if self.context.rank in body["ranks"]:
+            compat.end_of_node()
+            if patcher is not None:
+                if self._active is patcher:
+                    self._deactivate()
+                compat.unload(patcher, body["wholly"])
+        # last, for it is the one thing here that other ranks can spoil
         if self._parallels is not None and not body["reset"]:
             self._parallels.trim()
-        if self.context.rank not in body["ranks"]:
-            return
-        compat.end_of_node()
-        patcher = self._models.get(body["key"])
-        if patcher is not None:
-            if self._active is patcher:
-                self._deactivate()
-            compat.unload(patcher, body["wholly"])
         self._show_memory(patcher)
 
     def _do_keep(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -219,7 +222,7 @@ class HostService:
         graph = {name: {"class_type": entry["class_type"], "inputs": dict(entry["inputs"])} for name, entry in graph.items()}
         self._executor.success = True
         with torch.inference_mode(), interruptible(self.context.cancelled):
-            self._executor.execute(graph, f"sp-{time.monotonic_ns()}", {}, [node])
+            compat.execute(self._executor, graph, f"sp-{time.monotonic_ns()}", [node])
         if self.context.cancelled():
             raise Cancelled
         if not self._executor.success:
@@ -265,8 +268,9 @@ class HostService:
         return loading.shown(total, held, partial(self.context.board.show_loaded, self.context.rank))
 
     def _show_memory(self, patcher: Any) -> None:
-        spare = compat.spare_memory(patcher) if patcher is not None else 0
-        self.context.board.show_memory(self.context.rank, compat.loaded_weights(self.context.device), spare)
+        board, rank = self.context.board, self.context.rank
+        board.show_weights(rank, compat.loaded_weights(self.context.device))
+        board.show_spare(rank, compat.spare_memory(patcher) if patcher is not None else 0)
 
     def _deactivate(self) -> None:
         if self._active is not None:

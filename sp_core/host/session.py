@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SPError
@@ -21,6 +22,8 @@ from .progress import Watcher
 from .recipe import Recipe, union
 
 if TYPE_CHECKING:
+    import torch
+
     from .model import RemoteModel
 
 log = logging.getLogger(__name__)
@@ -149,18 +152,14 @@ class Session:
     def _live(self, devices: tuple[WorkerDevice, ...]) -> list[Recipe]:
         return [model.recipe for model in list(self._models) if model.devices == devices]
 
-    def release(self, model: RemoteModel, ranks: list[int], *, wholly: bool) -> None:
-        """The model's weights off the devices of these ranks; ``wholly``: out of pinned memory too."""
+    def release(self, model: RemoteModel, device: torch.device | None = None) -> None:
+        """The model's weights off the workers' devices, and out of pinned memory; off ``device`` only where one is named."""
         with self._lock:
             pool = self.running_pool()
             if pool is not None and model.recipe.key in self._resident:
                 # the host asks in the middle of something else, which can go on: dead workers hold nothing
                 with _warned("taking weights off the devices"):
-                    pool.call(
-                        "release",
-                        {"key": model.recipe.key, "ranks": ranks, "wholly": wholly, "reset": pool.out_of_step},
-                        doing="taking weights off the devices",
-                    )
+                    pool.call("release", partial(release_body, pool, model, device), doing="taking weights off the devices")
 
     def release_all(self) -> int:
         """Every model's weights off the devices; bytes that all workers held before."""
@@ -195,6 +194,12 @@ class Session:
         self._resident = set()
         if pool is not None:
             pool.shutdown()
+
+
+def release_body(pool: Pool, model: RemoteModel, device: torch.device | None = None) -> dict[str, Any]:
+    """What the workers need to know to let go of weights, as things stand when they are asked."""
+    ranks = [rank for rank, worker in enumerate(pool.devices) if device is None or worker.is_on(device)]
+    return {"key": model.recipe.key, "ranks": ranks, "wholly": device is None, "reset": pool.out_of_step}
 
 
 def _interrupting(watcher: Watcher) -> Callable[[Pool], bool]:

@@ -108,9 +108,11 @@ class Board:
     def cancelled(self, request: int) -> bool:
         return bool(self._slots[_CANCEL] == request)
 
-    def show_memory(self, rank: int, weights: int, spare: int) -> None:
-        self._slots[self._at(rank, _WEIGHTS)] = weights
-        self._slots[self._at(rank, _SPARE)] = spare
+    def show_weights(self, rank: int, count: int) -> None:
+        self._slots[self._at(rank, _WEIGHTS)] = count
+
+    def show_spare(self, rank: int, count: int) -> None:
+        self._slots[self._at(rank, _SPARE)] = count
 
     def show_loaded(self, rank: int, percent: int) -> None:
         if percent > self._slots[self._at(rank, _LOADED)]:

@@ -69,7 +69,7 @@ class Pool:
         #: a cancelled request that some ranks have not answered yet, and the answers so far
         self._pending: dict[int, Frame] | None = None
         #: calls that wait for that
-        self._afterwards: list[tuple[str, Callable[[], Any]]] = []
+        self._afterwards: list[tuple[str, Any]] = []
         self._lock = threading.RLock()
         self._events: queue.SimpleQueue[tuple[int, Frame | None]] = queue.SimpleQueue()
         self._sent = SentTensors()
@@ -201,7 +201,7 @@ class Pool:
 
         Args:
             operation: passed to the service.
-            body: a tree of plain values and tensors.
+            body: a tree of plain values and tensors, or a function that makes it when the ranks are ready.
             doing: what a time-out message says the ranks were doing.
             volatile: places in the body whose tensors are new each time, so not worth remembering.
             watch: called about twenty times a second; true asks for a cancel.
@@ -218,7 +218,7 @@ class Pool:
             self.settle(watch)
             started = time.perf_counter()
             self._request += 1
-            frame = self._put(self._request, [operation, body], volatile)
+            frame = self._put(self._request, [operation, body() if callable(body) else body], volatile)
             try:
                 for rank in range(self.world_size):
                     self._send(rank, frame)
@@ -229,19 +229,36 @@ class Pool:
             self.last_call.seconds = time.perf_counter() - started
             return self._read(0, replies[0], device or torch.device("cpu"))
 
-    def afterwards(self, operation: str, body: Callable[[], Any]) -> None:
-        """A call whose answer nobody needs: now, or when every rank has answered a request that was cancelled.
+    def afterwards(self, operation: str, body: Any) -> None:
+        """A call whose answer nobody needs: now, or as soon as every rank has answered a request that was cancelled.
 
-        ``body`` is asked when it is time. Workers that end meanwhile are no failure of it: the next call says so.
+        Workers that end meanwhile are no failure of it: the next call says so.
         """
         with self._lock:
-            if self._pending is not None:
-                self._afterwards.append((operation, body))
+            if self._pending is None:
+                self._call_quietly(operation, body)
                 return
-            try:
-                self.call(operation, body())
-            except SPError as error:
-                log.warning("%s: %s", operation, error)
+            self._afterwards.append((operation, body))
+            if len(self._afterwards) == 1:
+                threading.Thread(target=self._settle_later, name="sp-settle", daemon=True).start()
+
+    def _call_quietly(self, operation: str, body: Any) -> SPError | None:
+        try:
+            self.call(operation, body)
+        except SPError as error:
+            log.warning("%s: %s", operation, error)
+            return error
+        return None
+
+    def _settle_later(self) -> None:
+        """Settle without keeping a caller from doing so itself."""
+        while True:
+            with self._lock:
+                if not self.usable or self._pending is None:
+                    return
+                with contextlib.suppress(Cancelled, SPError):
+                    self.settle(lambda _: True)
+            time.sleep(4 * POLL_S)
 
     def settle(self, watch: Watch | None = None) -> None:
         """Wait until every rank has answered a request that was cancelled. Returns at once when there is none.
@@ -272,7 +289,9 @@ class Pool:
                     raise
             waiting, self._afterwards = self._afterwards, []
             for operation, body in waiting:
-                self.afterwards(operation, body)
+                failed = self._call_quietly(operation, body)
+                if failed is not None and not self.usable:
+                    raise failed
 
     def forget_sent(self) -> None:
         """A sampling run is over: its conditioning need not be kept."""

@@ -177,6 +177,7 @@ class _Worker:
         if not report["fatal"] and self.context.device.type != "cpu":
             with contextlib.suppress(RuntimeError):
                 getattr(torch, self.context.device.type).empty_cache()
+            self.context.board.show_spare(self.context.rank, 0)
         return wire.encode(report), Status.FAILED
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import ctypes
 import itertools
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from distributed.ranks import run_ranks
 
-from sp_core.comm import CollectiveTransport
+from sp_core.comm import CollectiveTransport, peer
+from sp_core.comm.errors import TransportUnavailable
 from sp_core.comm.native_cuda import IPC_HANDLE_BYTES, CStatus, CudaError
 from sp_core.comm.peer import PeerTransport
 from sp_core.comm.peer_memory import rounded_slot, slot_count
+from sp_core.comm.staged import StagedTransport
 from sp_core.layout import shard_sizes
 
 MB = 1 << 20
@@ -28,6 +31,7 @@ class Driver:
     def __init__(self, room: int) -> None:
         self.room = room
         self.held: dict[int, int] = {}
+        self.refused = 0
         self.opened: list[int] = []
         self._addresses = itertools.count(1 << 40, 1 << 36)
 
@@ -36,6 +40,7 @@ class Driver:
 
     def allocate(self, size: int) -> tuple[int, bytes]:
         if sum(self.held.values()) + size > self.room:
+            self.refused += 1
             raise CudaError("out of memory")
         base = next(self._addresses)
         self.held[base] = size
@@ -63,12 +68,12 @@ class OnTheHost(PeerTransport):
     device_type = "cpu"
 
 
-def transport_with(room: int) -> tuple[PeerTransport, Driver]:
+def transport_with(room: int, **options: Any) -> tuple[PeerTransport, Driver]:
     logging.disable(logging.CRITICAL)
     nothing: Any = lambda *_: None  # noqa: E731
     torch.cuda.synchronize = torch.cuda.empty_cache = torch.cuda.is_current_stream_capturing = nothing
     driver = Driver(room)
-    return OnTheHost(None, driver, timeout_s=10, should_abort=None), driver  # type: ignore[arg-type]
+    return OnTheHost(None, driver, timeout_s=10, should_abort=None, **options), driver  # type: ignore[arg-type]
 
 
 def without_room(rank: int, world_size: int) -> tuple[list[str], list[int]]:
@@ -99,6 +104,43 @@ def test_without_room_on_one_rank_all_take_the_plain_collective(world_size: int)
     names = ["peer", "gloo in place of peer", "gloo in place of peer", "peer"]
     # nothing is held where nothing is used, and after that it is tried anew
     assert run_ranks(world_size, without_room) == [(names, [32, 0, 0, 32])] * world_size
+
+
+def short_for_long(rank: int, world_size: int) -> tuple[str, int]:
+    """Eight exchanges of which the second is too large; growing is tried again behind the fourth and the seventh."""
+    peer._PATIENCE = 3
+    staged = lambda: StagedTransport(CollectiveTransport(None, "gloo"))  # noqa: E731
+    transport, driver = transport_with(4096 * MB if rank != 1 else 40 * MB, plain=staged)
+    plain = CollectiveTransport()
+    shard = torch.randn(1, 800, world_size, 4096)
+    for _ in range(8):
+        assert torch.equal(transport.scatter_heads([shard], [800] * world_size)[0], plain.scatter_heads([shard], [800] * world_size)[0])
+    name = transport.name
+    transport.close()
+    return name, driver.refused
+
+
+def test_room_is_asked_for_again_after_a_while() -> None:
+    assert run_ranks(2, short_for_long) == [("staged-gloo in place of peer", 0), ("staged-gloo in place of peer", 3)]
+
+
+def cannot_launch(rank: int, world_size: int) -> str:
+    transport, driver = transport_with(4096 * MB)
+
+    def push(launch: object, stream: int) -> None:
+        if rank == 0:
+            raise CudaError("invalid device function")
+        # the other goes on, to where it would look at its slot
+
+    torch.cuda.current_stream = lambda: SimpleNamespace(cuda_stream=0, synchronize=lambda: None)  # type: ignore[assignment]
+    driver.push = push  # type: ignore[attr-defined]
+    with pytest.raises(TransportUnavailable) as caught:
+        transport._faster_method()
+    return str(caught.value)
+
+
+def test_an_error_on_one_rank_while_measuring_is_heard_by_all() -> None:
+    assert run_ranks(2, cannot_launch, timeout=30) == ["rank 0 could not exchange: invalid device function"] * 2
 
 
 def grown(rank: int, world_size: int) -> list[int]:

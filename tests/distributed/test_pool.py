@@ -171,10 +171,27 @@ def test_what_comes_afterwards_waits_for_what_was_cancelled_and_nobody_for_it(po
     for word in ("second", "third"):
         pool.afterwards("note", lambda word=word: said.append(word) or word)
     assert time.monotonic() - started < 0.5 and said == []
+    # nobody has to call for it
+    assert wait_until(lambda: said == ["second", "third"], 20)
     assert pool.call("note", "fourth") == ["at once", "first", "second", "third", "fourth"]
     # a failure is a line in the log
     pool.afterwards("fail", lambda: {"ranks": [0, 1, 2]})
     assert pool.call("sum", None).item() == 6
+
+
+@pytest.mark.parametrize(("operation", "end"), [("die", WorkerDied), ("lose", WorkerFailed)])
+def test_a_pool_that_ended_behind_a_cancel_is_not_used(operation, end):
+    """What the ranks did last may show in the next request only: an error of a device, or a worker that is gone."""
+    pool = make_pool("cpu:2")
+    with pytest.raises(Cancelled):
+        pool.call("blocks", {"blocks": 100, "seconds": 2.0}, watch=lambda _: True)
+    with pool._lock:  # before it settles by itself
+        pool.afterwards(operation, 1)
+        with pytest.raises(end):
+            pool.settle()
+    assert pool.over
+    with pytest.raises(SPError, match="not running"):
+        pool.call("sum", None)
 
 
 def test_a_wait_for_what_was_cancelled_can_be_cancelled(pool):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from host.graphs import Branch, Graph, Link, latent, load, sample, text
+from host.graphs import Branch, Graph, Link, latent, load, read, sample, text
 from host.observe import alive, count, pids, run, status, video, wait_for, workers
 
 from sp_core.demo.comfy_server import ComfyServer
@@ -122,6 +122,35 @@ def test_a_loaded_model_needs_no_memory_again(own: ComfyServer) -> None:
     branch.add("SPTestTakeOver", samples=samples, model=model)
     asked = next(output for output in own.run(graph.prompt).values() if "required" in output)
     assert asked["size"][0] > 0 and asked["required"] == [0, 0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_lets_go_and_the_next_step_has_all(own: ComfyServer, rank: int) -> None:
+    """GPUs differ in what else is on them; the CPU that all workers share here is one device, so a node asks for it."""
+    graph = Graph()
+    branch = Branch(graph, DEVICES)
+    model = branch.patch(load(branch, MODELS[0]))
+    words = text(branch, 4096)
+    samples = sample(branch, model, words, latent(branch, "1,16,3,10,14"), seed=400 + rank)
+    between = branch.add("SPTestReleaseOneRank", samples=samples, model=model, rank=rank)[0]
+    saved = [
+        branch.add("SPTestSaveLatent", samples=latents, name=f"one-rank-{rank}-{number}").id
+        for number, latents in enumerate((samples, sample(branch, model, words, between, seed=1, denoise=0.5)))
+    ]
+    outputs = own.run(graph.prompt)
+    asked = next(output for output in outputs.values() if "held" in output)["held"]
+    assert asked[rank] == 0 and asked[1 - rank] > 0
+    stock_graph = Graph()
+    stock = Branch(stock_graph, None)
+    plain = load(stock, MODELS[0])
+    first = sample(stock, plain, text(stock, 4096), latent(stock, "1,16,3,10,14"), seed=400 + rank)
+    second = sample(stock, plain, text(stock, 4096), first, seed=1, denoise=0.5)
+    expected = [
+        stock.add("SPTestSaveLatent", samples=latents, name=f"one-rank-stock-{rank}-{n}").id for n, latents in enumerate((first, second))
+    ]
+    wanted = own.run(stock_graph.prompt)
+    for mine, theirs in zip(saved, expected, strict=True):
+        torch.testing.assert_close(read(outputs[mine]).parts[0], read(wanted[theirs]).parts[0], rtol=0, atol=2e-4)
 
 
 #: --lowvram and its kin exclude --cpu; what workers make of them is a probe of test_compat.py

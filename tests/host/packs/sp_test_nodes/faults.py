@@ -87,6 +87,26 @@ class SPTestTakeOver:
         return {"ui": {"size": [model.model_size()], "required": asked}}
 
 
+class SPTestReleaseOneRank:
+    """What a memory demand on one GPU does to its worker: the others keep their weights."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"samples": ("LATENT",), "model": ("MODEL",), "rank": ("INT", {"default": 0})}}
+
+    RETURN_TYPES = ("LATENT",)
+    OUTPUT_NODE = True
+    FUNCTION = "release"
+    CATEGORY = "test"
+
+    def release(self, samples, model, rank):
+        from sp_core.host.session import release_body, session
+
+        pool = session().running_pool()
+        pool.call("release", {**release_body(pool, model.sp), "ranks": [rank], "wholly": False})
+        return {"ui": {"held": [pool.board.weights(other) for other in range(pool.world_size)]}, "result": (samples,)}
+
+
 class SPTestUnsteadyLink:
     """What GPUs do at sizes between: the link is fast in one step and slow in the next, so that other ranks stay idle each time."""
 
