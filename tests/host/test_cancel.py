@@ -76,6 +76,23 @@ def test_cancel_does_not_wait_for_a_slow_loader(own: ComfyServer) -> None:
     assert pids(own) == before
 
 
+def test_cancel_in_a_long_block_of_a_model_that_is_not_kept(own: ComfyServer) -> None:
+    """The weights leave when the block is over, and nobody waits for that."""
+
+    def slow(branch: Any, model: Any) -> Any:
+        return branch.add("SPTestFault", model=model, rank=0, call=3, kind="slow")[0]
+
+    run(own, *video("cpu:2"))
+    prompt_id = own.queue(video("cpu:2", change=slow, keep_loaded="never", seed=41)[0])
+    wait_for(lambda: any(worker["phase"] == "computing" for worker in workers(own)), 60, "the step to begin")
+    time.sleep(1.0)
+    began = time.monotonic()
+    assert cancel(own, prompt_id) < 3.0, "the cancel waited for the block"
+    held = lambda: [worker["weight_bytes"] for worker in workers(own)]  # noqa: E731
+    assert min(held()) > 0 or time.monotonic() - began > 3, "the block was no long one"
+    wait_for(lambda: held() == [0, 0], 20, "the weights to leave")
+
+
 def test_cancel_while_the_workers_start(own: ComfyServer) -> None:
     own.run({"1": {"class_type": "SPRelease", "inputs": {"what": "workers"}}})
     prompt_id = own.queue(video("cpu:2", seed=21)[0])
