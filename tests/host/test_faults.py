@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from host.graphs import Branch, Link
+from host.graphs import Branch, Link, read
 from host.observe import (
     alive,
     children,
@@ -33,7 +33,9 @@ from host.observe import (
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
 
-DEVICES = "cpu:3"
+#: many of these tests start workers anew
+WORLD_SIZE = count(2, 3)
+DEVICES, LAST = f"cpu:{WORLD_SIZE}", WORLD_SIZE - 1
 #: the issue's bound for a person who waits; what a shared machine adds is its own
 ERROR_S = 10.0
 SLACK_S = 5.0
@@ -74,10 +76,10 @@ def fault(kind: str, rank: int, call: int = 4) -> Callable[[Branch, Link], Link]
 
 FAULTS = [
     ("device memory", 1, r"Rank 1 failed: out of memory on its device \(CUDA out of memory\. Tried to allocate 20\.00 GiB"),
-    ("main memory", 2, "Rank 2 failed: out of main memory"),
+    ("main memory", LAST, f"Rank {LAST} failed: out of main memory"),
     ("error", 0, "Rank 0 failed: a fault that a test put there"),
     ("device lost", 1, r"Rank 1 failed: its device does not answer any more \(CUDA error: unspecified launch failure\)"),
-    ("exit", 2, r"The worker of rank 2 ended unexpectedly \(exit code 7"),
+    ("exit", LAST, rf"The worker of rank {LAST} ended unexpectedly \(exit code 7"),
     ("hang", 1, f"Rank 1 made no progress for {TIMEOUT_S} s while computing a step of WanModel"),
 ]
 
@@ -133,7 +135,7 @@ def test_a_rank_is_killed_at_a_random_moment(own: ComfyServer, expected: torch.T
         if moment == "start-up":
             own.run({"1": {"class_type": "SPRelease", "inputs": {"what": "workers"}}})
             prompt_id = own.queue(video(DEVICES, seed=seed)[0])
-            wait_for(lambda: len(pids(own)) == 3, 60, "the processes to start")
+            wait_for(lambda: len(pids(own)) == WORLD_SIZE, 60, "the processes to start")
             time.sleep(chance.uniform(0, 6))
         elif moment in ("replay", "load"):
             works(own, expected)
@@ -180,36 +182,59 @@ def test_a_rank_is_killed_at_a_random_moment(own: ComfyServer, expected: torch.T
     print(f"\n{number + 1} kills, longest error {max(times):.1f} s")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT][: count(1, 2)], ids=lambda how: how.name)
-def test_workers_leave_with_their_host(comfyui: Path, base: Path, tmp_path: Path, how: signal.Signals) -> None:
-    """In the middle of a step: killed, or ended by Ctrl-C, which waits for no step."""
-    environment = {"TMPDIR": str(tmp_path)}
-    with ComfyServer(comfyui, base, "--cpu", environment=environment) as server:
-        server.queue(video("cpu:2", shape="1,16,5,20,28", steps=60)[0])
-        wait_for(_phase(server, "computing"), 120, "the first step")
-        left = pids(server)
-        server.process.send_signal(how)
-        started = time.monotonic()
-        wait_for(lambda: not any(map(alive, left)), 5 + SLACK_S, "the workers to leave with their host")
-        server.process.wait(20)
-        print(f"\nworkers gone {time.monotonic() - started:.1f} s after their host")
-    wait_for(lambda: not private_directories(tmp_path), 5, "the private directory to go")
+# -- two hosts on one machine ---------------------------------------------------------------
 
 
-def test_two_hosts_on_one_machine(comfyui: Path, base: Path, own: ComfyServer, expected: torch.Tensor) -> None:
+@pytest.fixture(scope="module")
+def others_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("other")
+
+
+@pytest.fixture(scope="module")
+def other(comfyui: Path, base: Path, others_directory: Path) -> Iterator[ComfyServer]:
+    with ComfyServer(comfyui, base, "--cpu", environment={"TMPDIR": str(others_directory)}) as server:
+        yield server
+
+
+def test_two_hosts_on_one_machine(own: ComfyServer, other: ComfyServer) -> None:
     """Both sample at the same time."""
-    with ComfyServer(comfyui, base, "--cpu") as other:
-        prompts = {}
-        for server, seed in ((own, 61), (other, 62)):
-            stock = run(server, *video(None, seed=seed)).parts[0]
-            prompt, node = video("cpu:2", seed=seed)
-            prompts[server] = (server.queue(prompt), node, stock)
-        for server, (prompt_id, node, stock) in prompts.items():
-            from host.graphs import read
+    prompts = {}
+    for server, seed in ((own, 61), (other, 62)):
+        stock = run(server, *video(None, seed=seed)).parts[0]
+        prompt, node = video("cpu:2", seed=seed)
+        prompts[server] = (server.queue(prompt), node, stock)
+    for server, (prompt_id, node, stock) in prompts.items():
+        mine = read(server.wait(prompt_id)["outputs"][node]).parts[0]
+        torch.testing.assert_close(mine, stock, rtol=0, atol=2e-4)
+    assert not set(pids(own)) & set(pids(other))
 
-            mine = read(server.wait(prompt_id)["outputs"][node]).parts[0]
-            torch.testing.assert_close(mine, stock, rtol=0, atol=2e-4)
-        assert not set(pids(own)) & set(pids(other))
+
+def leave(server: ComfyServer, directory: Path, how: signal.Signals) -> None:
+    """In the middle of a step."""
+    server.queue(video("cpu:2", shape="1,16,5,20,28", steps=60)[0])
+    wait_for(_phase(server, "computing"), 120, "the first step")
+    left = pids(server)
+    server.process.send_signal(how)
+    started = time.monotonic()
+    wait_for(lambda: not any(map(alive, left)), 5 + SLACK_S, "the workers to leave with their host")
+    server.process.wait(20)
+    print(f"\nworkers gone {time.monotonic() - started:.1f} s after their host")
+    wait_for(lambda: not private_directories(directory), 5, "the private directory to go")
+
+
+def test_workers_leave_with_their_host_that_is_killed(
+    own: ComfyServer, other: ComfyServer, others_directory: Path, expected: torch.Tensor
+) -> None:
+    run(own, *video("cpu:2", seed=63))
+    before = pids(own)
+    leave(other, others_directory, signal.SIGKILL)
+    assert pids(own) == before and all(map(alive, before)), "the other host's workers left too"
+
+
+def test_workers_leave_with_their_host_on_ctrl_c(comfyui: Path, base: Path, tmp_path: Path) -> None:
+    """Which waits for no step."""
+    with ComfyServer(comfyui, base, "--cpu", environment={"TMPDIR": str(tmp_path)}) as server:
+        leave(server, tmp_path, signal.SIGINT)
 
 
 # -- small disks ------------------------------------------------------------------------------
@@ -223,15 +248,13 @@ def _mounted(*commands: str) -> tuple[str, ...]:
     return wrapper
 
 
-def test_a_small_dev_shm_is_enough(comfyui: Path, base: Path, expected: torch.Tensor) -> None:
-    """64 MB, as in a container; the request of this prompt alone is larger."""
-    wrapper = _mounted("mount -t tmpfs -o size=64m tmpfs /dev/shm")
-    with ComfyServer(comfyui, base, "--cpu", wrapper=wrapper) as server:
-        torch.testing.assert_close(run(server, *video("cpu:2")).parts[0], expected, rtol=0, atol=2e-4)
-
-
-def test_a_full_disk_is_named_and_room_is_enough_to_go_on(comfyui: Path, base: Path, tmp_path: Path, expected: torch.Tensor) -> None:
-    wrapper = _mounted(f"mount -t tmpfs -o size=8m tmpfs {tmp_path}", f"head -c 7M /dev/zero > {tmp_path}/filler")
+def test_a_full_disk_is_named_and_little_room_is_enough(comfyui: Path, base: Path, tmp_path: Path, expected: torch.Tensor) -> None:
+    """8 MB of disk, full at first, and 64 MB of /dev/shm, as in a container: the request of this prompt alone is larger."""
+    wrapper = _mounted(
+        "mount -t tmpfs -o size=64m tmpfs /dev/shm",
+        f"mount -t tmpfs -o size=8m tmpfs {tmp_path}",
+        f"head -c 7M /dev/zero > {tmp_path}/filler",
+    )
     # the compiled exchange is built elsewhere
     with ComfyServer(comfyui, base, "--cpu", environment={"TMPDIR": str(tmp_path)}, wrapper=wrapper) as server:
         text, _ = failure(server, server.queue(video("cpu:2")[0]))
