@@ -131,6 +131,7 @@ def make_transport(
             plain, wanted = name, outputs
             break
         # nccl, for one, fails where /dev/shm is too small for it
+        reference.close()
         order.remove(name)
         skipped.append(f"{name}: {problem}")
     for name in order:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: what a message says the workers are doing
+RELEASING = "taking weights off the devices"
+
 
 @dataclass
 class RunStats:
@@ -84,17 +87,20 @@ class RemoteModel:
         pool = self._session().running_pool()
         if pool is not None:
             pool.forget_sent()
-            pool.afterwards("finish", {"key": self.recipe.key, "method": self.plan.after_run})
+            pool.afterwards("finish", {"key": self.recipe.key, "method": self.plan.after_run}, "clearing up after sampling")
             if self.keep_loaded == "never":
-                from .session import release_body
-
                 self._on_devices = False
-                pool.afterwards("release", partial(release_body, pool, self))
+                pool.afterwards("release", partial(self.release_body, pool), RELEASING)
 
     def release(self, device: torch.device | None = None) -> None:
         """Weights off the devices, or off this one only, for the moment; the next sampling brings them back."""
         self._on_devices = False
         self._session().release(self, device)
+
+    def release_body(self, pool: Pool, device: torch.device | None = None) -> dict[str, Any]:
+        """What the workers need to know to let go of weights, as things stand when they are asked."""
+        ranks = [rank for rank, worker in enumerate(pool.devices) if device is None or worker.is_on(device)]
+        return {"key": self.recipe.key, "ranks": ranks, "wholly": device is None, "reset": pool.out_of_step}
 
     def room(self, free: int, device: torch.device) -> int:
         """Bytes for activations on ``device`` of this process, of which ``free`` are free now."""

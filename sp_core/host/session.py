@@ -18,13 +18,12 @@ from ..pool.errors import Cancelled, WorkerFailed
 from ..pool.launcher import ServiceSpec
 from . import compat
 from .arguments import worker_arguments
+from .model import RELEASING, RemoteModel
 from .progress import Watcher
 from .recipe import Recipe, union
 
 if TYPE_CHECKING:
     import torch
-
-    from .model import RemoteModel
 
 log = logging.getLogger(__name__)
 
@@ -158,8 +157,8 @@ class Session:
             pool = self.running_pool()
             if pool is not None and model.recipe.key in self._resident:
                 # the host asks in the middle of something else, which can go on: dead workers hold nothing
-                with _warned("taking weights off the devices"):
-                    pool.call("release", partial(release_body, pool, model, device), doing="taking weights off the devices")
+                with _warned(RELEASING):
+                    pool.call("release", partial(model.release_body, pool, device), doing=RELEASING)
 
     def release_all(self) -> int:
         """Every model's weights off the devices; bytes that all workers held before."""
@@ -194,12 +193,6 @@ class Session:
         self._resident = set()
         if pool is not None:
             pool.shutdown()
-
-
-def release_body(pool: Pool, model: RemoteModel, device: torch.device | None = None) -> dict[str, Any]:
-    """What the workers need to know to let go of weights, as things stand when they are asked."""
-    ranks = [rank for rank, worker in enumerate(pool.devices) if device is None or worker.is_on(device)]
-    return {"key": model.recipe.key, "ranks": ranks, "wholly": device is None, "reset": pool.out_of_step}
 
 
 def _interrupting(watcher: Watcher) -> Callable[[Pool], bool]:

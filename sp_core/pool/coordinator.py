@@ -69,7 +69,7 @@ class Pool:
         #: a cancelled request that some ranks have not answered yet, and the answers so far
         self._pending: dict[int, Frame] | None = None
         #: calls that wait for that
-        self._afterwards: list[tuple[str, Any]] = []
+        self._afterwards: list[tuple[str, Any, str]] = []
         self._lock = threading.RLock()
         self._events: queue.SimpleQueue[tuple[int, Frame | None]] = queue.SimpleQueue()
         self._sent = SentTensors()
@@ -229,24 +229,24 @@ class Pool:
             self.last_call.seconds = time.perf_counter() - started
             return self._read(0, replies[0], device or torch.device("cpu"))
 
-    def afterwards(self, operation: str, body: Any) -> None:
+    def afterwards(self, operation: str, body: Any, doing: str) -> None:
         """A call whose answer nobody needs: now, or as soon as every rank has answered a request that was cancelled.
 
         Workers that end meanwhile are no failure of it: the next call says so.
         """
         with self._lock:
             if self._pending is None:
-                self._call_quietly(operation, body)
+                self._call_quietly(operation, body, doing)
                 return
-            self._afterwards.append((operation, body))
+            self._afterwards.append((operation, body, doing))
             if len(self._afterwards) == 1:
                 threading.Thread(target=self._settle_later, name="sp-settle", daemon=True).start()
 
-    def _call_quietly(self, operation: str, body: Any) -> SPError | None:
+    def _call_quietly(self, operation: str, body: Any, doing: str) -> SPError | None:
         try:
-            self.call(operation, body)
+            self.call(operation, body, doing=doing)
         except SPError as error:
-            log.warning("%s: %s", operation, error)
+            log.warning("%s: %s", doing, error)
             return error
         return None
 
@@ -256,8 +256,12 @@ class Pool:
             with self._lock:
                 if not self.usable or self._pending is None:
                     return
-                with contextlib.suppress(Cancelled, SPError):
+                try:
                     self.settle(lambda _: True)
+                except Cancelled:
+                    pass  # not yet
+                except SPError as error:
+                    log.warning("%s", error)
             time.sleep(4 * POLL_S)
 
     def settle(self, watch: Watch | None = None) -> None:
@@ -288,8 +292,8 @@ class Pool:
                 if self._pending is not None:
                     raise
             waiting, self._afterwards = self._afterwards, []
-            for operation, body in waiting:
-                failed = self._call_quietly(operation, body)
+            for waited in waiting:
+                failed = self._call_quietly(*waited)
                 if failed is not None and not self.usable:
                     raise failed
 

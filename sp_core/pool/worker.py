@@ -196,18 +196,19 @@ def sentence(error: BaseException) -> str:
 
 def device_lost(error: BaseException) -> bool:
     """After such an error every later use of the device fails too, until the process is gone."""
-    kind = getattr(torch, "AcceleratorError", None)
-    return kind is not None and isinstance(error, kind) and not _out_of_device_memory(error)
+    return _of_the_accelerator(error) and not _out_of_device_memory(error)
 
 
 def _out_of_device_memory(error: BaseException) -> bool:
     """torch's allocator has a class for it; what the driver refuses to others (pinned memory) is error 2 of CUDA."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
+    return _of_the_accelerator(error) and (getattr(error, "error_code", None) == 2 or "out of memory" in str(error).lower())
+
+
+def _of_the_accelerator(error: BaseException) -> bool:
     kind = getattr(torch, "AcceleratorError", None)
-    if kind is None or not isinstance(error, kind):
-        return False
-    return getattr(error, "error_code", None) == 2 or "out of memory" in str(error).lower()
+    return kind is not None and isinstance(error, kind)
 
 
 def _write(arena: SharedArena, frame: Frame, encoded: wire.Encoded) -> Frame:

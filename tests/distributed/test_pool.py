@@ -162,20 +162,20 @@ def test_a_cancel_does_not_wait_for_a_long_block(pool):
 
 
 def test_what_comes_afterwards_waits_for_what_was_cancelled_and_nobody_for_it(pool):
-    pool.afterwards("note", lambda: "at once")
+    pool.afterwards("note", lambda: "at once", "noting")
     assert pool.call("note", "first") == ["at once", "first"]
     with pytest.raises(Cancelled):
         pool.call("blocks", {"blocks": 100, "seconds": 4.0}, watch=lambda _: True)
     started = time.monotonic()
     said: list[str] = []
     for word in ("second", "third"):
-        pool.afterwards("note", lambda word=word: said.append(word) or word)
+        pool.afterwards("note", lambda word=word: said.append(word) or word, "noting")
     assert time.monotonic() - started < 0.5 and said == []
     # nobody has to call for it
     assert wait_until(lambda: said == ["second", "third"], 20)
     assert pool.call("note", "fourth") == ["at once", "first", "second", "third", "fourth"]
     # a failure is a line in the log
-    pool.afterwards("fail", lambda: {"ranks": [0, 1, 2]})
+    pool.afterwards("fail", lambda: {"ranks": [0, 1, 2]}, "failing")
     assert pool.call("sum", None).item() == 6
 
 
@@ -186,7 +186,7 @@ def test_a_pool_that_ended_behind_a_cancel_is_not_used(operation, end):
     with pytest.raises(Cancelled):
         pool.call("blocks", {"blocks": 100, "seconds": 2.0}, watch=lambda _: True)
     with pool._lock:  # before it settles by itself
-        pool.afterwards(operation, 1)
+        pool.afterwards(operation, 1, "ending")
         with pytest.raises(end):
             pool.settle()
     assert pool.over

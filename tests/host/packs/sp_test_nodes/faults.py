@@ -8,6 +8,8 @@ import time
 import torch
 import torch.distributed as dist
 
+from .base import ModelNode
+
 
 def _rank():
     """This worker's rank; None in the UI process."""
@@ -100,14 +102,14 @@ class SPTestReleaseOneRank:
     CATEGORY = "test"
 
     def release(self, samples, model, rank):
-        from sp_core.host.session import release_body, session
+        from sp_core.host.session import session
 
         pool = session().running_pool()
-        pool.call("release", {**release_body(pool, model.sp), "ranks": [rank], "wholly": False})
+        pool.call("release", {**model.sp.release_body(pool), "ranks": [rank], "wholly": False})
         return {"ui": {"held": [pool.board.weights(other) for other in range(pool.world_size)]}, "result": (samples,)}
 
 
-class SPTestUnsteadyLink:
+class SPTestUnsteadyLink(ModelNode):
     """What GPUs do at sizes between: the link is fast in one step and slow in the next, so that other ranks stay idle each time."""
 
     #: FLOP/s, bytes/s, seconds a collective
@@ -118,11 +120,7 @@ class SPTestUnsteadyLink:
         # what was run once is not run again, so each use has a number of its own
         return {"required": {"model": ("MODEL",), "number": ("INT", {"default": 0})}}
 
-    RETURN_TYPES = ("MODEL",)
-    FUNCTION = "measure"
-    CATEGORY = "test"
-
-    def measure(self, model, number):
+    def patch(self, model, number):
         if _rank() is not None:
             from sp_core.cost import Machine
             from sp_core.host import service
@@ -137,7 +135,7 @@ class SPTestUnsteadyLink:
 class SPTestSteadyLink(SPTestUnsteadyLink):
     """Undoes that."""
 
-    def measure(self, model, number):
+    def patch(self, model, number):
         if _rank() is not None:
             from sp_core.host import service
 
@@ -145,18 +143,10 @@ class SPTestSteadyLink(SPTestUnsteadyLink):
         return (model.clone(),)
 
 
-class SPTestCountLoads:
+class SPTestCountLoads(ModelNode):
     """Tells in the log whenever a worker's host is asked to load models."""
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",)}}
-
-    RETURN_TYPES = ("MODEL",)
-    FUNCTION = "watch"
-    CATEGORY = "test"
-
-    def watch(self, model):
+    def patch(self, model):
         import comfy.model_management as management
 
         if _rank() is not None and not hasattr(management, "unwatched_load"):

@@ -2,17 +2,11 @@
 
 import torch
 
+from .base import ModelNode
 
-class SPTestAttentionOverride:
+
+class SPTestAttentionOverride(ModelNode):
     """Replaces the attention function by torch's, counting its calls: stands for Sage and Flash patches."""
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",)}}
-
-    RETURN_TYPES = ("MODEL",)
-    FUNCTION = "patch"
-    CATEGORY = "test"
 
     def patch(self, model):
         model = model.clone()
@@ -48,16 +42,8 @@ class SPTestEscape:
         return (model,)
 
 
-class SPTestBlockPatch:
+class SPTestBlockPatch(ModelNode):
     """A block patch that only the model's own code calls."""
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",)}}
-
-    RETURN_TYPES = ("MODEL",)
-    FUNCTION = "patch"
-    CATEGORY = "test"
 
     def patch(self, model):
         model = model.clone()
@@ -65,16 +51,8 @@ class SPTestBlockPatch:
         return (model,)
 
 
-class SPTestCfgFunction:
+class SPTestCfgFunction(ModelNode):
     """A CFG function: runs in the UI process, so it may stand behind SP Model Patch."""
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",)}}
-
-    RETURN_TYPES = ("MODEL",)
-    FUNCTION = "patch"
-    CATEGORY = "test"
 
     def patch(self, model):
         model = model.clone()

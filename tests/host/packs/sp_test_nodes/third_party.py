@@ -5,22 +5,11 @@ import types
 
 import torch
 
+from .base import ModelNode
 from .latents import random
 
 
-class _ModelNode:
-    """A node that takes a MODEL and gives a changed clone."""
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",)}}
-
-    RETURN_TYPES = ("MODEL",)
-    FUNCTION = "patch"
-    CATEGORY = "test"
-
-
-class SPTestHeadChunks(_ModelNode):
+class SPTestHeadChunks(ModelNode):
     """Attends in three groups of heads, one after the other, to save memory: 56 heads are 19, 19 and 18."""
 
     def patch(self, model):
@@ -47,7 +36,7 @@ def _in_head_groups(self, x, freqs, transformer_options=None):
     return self.o(torch.cat(outs, dim=-1))
 
 
-class SPTestCrossAttentionGuidance(_ModelNode):
+class SPTestCrossAttentionGuidance(ModelNode):
     """Guidance by a second text inside cross-attention, normalised for each token: how packs bring NAG to Wan."""
 
     def patch(self, model):
@@ -72,7 +61,7 @@ def _guided(module, negative):
     return forward
 
 
-class SPTestResiduals(_ModelNode):
+class SPTestResiduals(ModelNode):
     """A ControlNet's way: adds to the tokens between two blocks, by their place and by what all tokens are."""
 
     def patch(self, model):
@@ -89,7 +78,7 @@ class SPTestResiduals(_ModelNode):
         return (model,)
 
 
-class SPTestBlockSwap(_ModelNode):
+class SPTestBlockSwap(ModelNode):
     """Keeps the blocks' weights elsewhere and brings each in for its call only."""
 
     def patch(self, model):
@@ -120,7 +109,7 @@ def _send_away(block, *args):
         parameter.data.zero_()
 
 
-class SPTestAttentionPatch(_ModelNode):
+class SPTestAttentionPatch(ModelNode):
     """A function on the attention's inputs or its output that nobody has read."""
 
     @classmethod
@@ -133,7 +122,7 @@ class SPTestAttentionPatch(_ModelNode):
         return (model,)
 
 
-class SPTestForwardReplaced(_ModelNode):
+class SPTestForwardReplaced(ModelNode):
     """A cache that replaces the model's own forward: as an object patch, or for the time of a sampling step."""
 
     @classmethod
@@ -156,7 +145,7 @@ class SPTestForwardReplaced(_ModelNode):
         return (model,)
 
 
-class SPTestPatchWhileSampling(_ModelNode):
+class SPTestPatchWhileSampling(ModelNode):
     """A guidance that changes a block for one forward."""
 
     def patch(self, model):
