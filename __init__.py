@@ -67,7 +67,7 @@ if "folder_paths" in sys.modules:
 
         class SequenceParallelExtension(ComfyExtension):
             async def on_load(self) -> None:
-                from sp_core.host.routes import register_routes
+                from sp_core.host.ui.routes import register_routes
 
                 register_routes()
 

@@ -4,7 +4,7 @@
 // bytes; element types do not matter to data movement. The receive slot of a rank holds its output tensors one after
 // the other, each starting at a multiple of kAlign. Everything is in bytes and in 64-bit integers.
 //
-// The Python reference of this file is sp_core/layout/exchange.py.
+// The Python reference of this file is sp_core/comm/native/addresses.py.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from sp_core.models import longcat_patches, longcat_schedules
+from sp_core.models.longcat import patches, schedules
 
 _CATEGORY = "advanced/multi-gpu/LongCat-Video"
 
@@ -21,7 +21,7 @@ class SPLongCatSigmas(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "schedule",
-                    options=list(longcat_schedules.SCHEDULES),
+                    options=list(schedules.SCHEDULES),
                     default="base",
                     tooltip="base: text- and image-to-video, 50 steps. distill: with the distillation LoRA, 16 steps at cfg 1. "
                     "enhance_hf: continuation; fine detail gets ten more steps. refine: second pass over an upscaled video.",
@@ -49,7 +49,7 @@ class SPLongCatSigmas(io.ComfyNode):
     @classmethod
     def execute(cls, schedule: str, steps: int, shift: float, refine_start: float) -> io.NodeOutput:
         extra = {"start": refine_start} if schedule == "refine" else {}
-        return io.NodeOutput(longcat_schedules.SCHEDULES[schedule](steps, shift, **extra))
+        return io.NodeOutput(schedules.SCHEDULES[schedule](steps, shift, **extra))
 
 
 class SPLongCatLatent(io.ComfyNode):
@@ -86,7 +86,7 @@ class SPLongCatLatent(io.ComfyNode):
 
     @classmethod
     def execute(cls, vae, width, height, length, batch_size, video=None, conditioning_frames=13) -> io.NodeOutput:
-        return io.NodeOutput(longcat_patches.make_latent(vae, width, height, length, batch_size, video, conditioning_frames))
+        return io.NodeOutput(patches.make_latent(vae, width, height, length, batch_size, video, conditioning_frames))
 
 
 class SPLongCatCFGZero(io.ComfyNode):
@@ -104,7 +104,7 @@ class SPLongCatCFGZero(io.ComfyNode):
 
     @classmethod
     def execute(cls, model) -> io.NodeOutput:
-        return io.NodeOutput(longcat_patches.with_cfg_zero(model))
+        return io.NodeOutput(patches.with_cfg_zero(model))
 
 
 class SPLongCatKVCache(io.ComfyNode):
@@ -133,7 +133,7 @@ class SPLongCatKVCache(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, device: str) -> io.NodeOutput:
-        return io.NodeOutput(longcat_patches.with_kv_cache(model, device))
+        return io.NodeOutput(patches.with_kv_cache(model, device))
 
 
 NODES: list[type[io.ComfyNode]] = [SPLongCatSigmas, SPLongCatLatent, SPLongCatCFGZero, SPLongCatKVCache]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from sp_core.host.entry import KEEP_LOADED, check_layout, patch_model
-from sp_core.planner import LAYOUTS, Pins
+from sp_core.host.ui.node_api import KEEP_LOADED, check_layout, patch_model
+from sp_core.planner.degrees import LAYOUTS, RequestedDegrees
 
 
 class SPModelPatch(io.ComfyNode):
@@ -85,11 +85,11 @@ class SPModelPatch(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, devices: str, layout: str = "auto", cfg_split: int = 0, ring: int = 0, ulysses: int = 0) -> bool | str:
-        return check_layout(devices, Pins(cfg_split, ring, ulysses, layout))
+        return check_layout(devices, RequestedDegrees(cfg_split, ring, ulysses, layout))
 
     @classmethod
     def execute(
         cls, model, devices: str, keep_loaded: str = "auto", layout: str = "auto", cfg_split: int = 0, ring: int = 0, ulysses: int = 0
     ) -> io.NodeOutput:
-        pins = Pins(cfg_split, ring, ulysses, layout)
-        return io.NodeOutput(patch_model(model, devices, cls.hidden.dynprompt, cls.hidden.unique_id, keep_loaded, pins))
+        requested = RequestedDegrees(cfg_split, ring, ulysses, layout)
+        return io.NodeOutput(patch_model(model, devices, cls.hidden.dynprompt, cls.hidden.unique_id, keep_loaded, requested))

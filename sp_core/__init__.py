@@ -7,20 +7,20 @@ from typing import Any
 
 _HOME = {
     # the names of LTX-2's multi-GPU path
-    "Modality": "layout.modality",
-    "pad_modality_for_uniform_sharding": "layout.modality",
-    "compute_sequence_partition": "layout.modality",
-    "tile_modality_for_rank": "layout.modality",
-    "send_recv_heads": "comm.heads",
-    "gather_heads": "comm.heads",
-    "gather_output_tokens": "comm.heads",
+    "Modality": "ports.ltx2_modality",
+    "pad_modality_for_uniform_sharding": "ports.ltx2_modality",
+    "compute_sequence_partition": "ports.ltx2_modality",
+    "tile_modality_for_rank": "ports.ltx2_modality",
+    "send_recv_heads": "ports.ltx2",
+    "gather_heads": "ports.ltx2",
+    "gather_output_tokens": "ports.ltx2",
     # the names of LongCat-Video's context-parallel package
-    "init_context_parallel": "mesh",
+    "init_context_parallel": "ports.longcat_cp",
     "get_optimal_split": "layout.tiles",
-    "split_tensor_in_cp_2d": "comm.context_parallel",
-    "split_cp_2d": "comm.context_parallel",
-    "gather_cp_2d": "comm.context_parallel",
-    "cp_broadcast": "comm.context_parallel",
+    "split_tensor_in_cp_2d": "ports.longcat_cp",
+    "split_cp_2d": "ports.longcat_cp",
+    "gather_cp_2d": "ports.longcat_cp",
+    "cp_broadcast": "ports.longcat_cp",
 }
 
 __all__ = list(_HOME)

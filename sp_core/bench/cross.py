@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from ..attention.partial import exchanged_cross_attention, partial_cross_attention
-from ..comm.collective import CollectiveTransport
 from ..comm.transport import Transport
+from ..comm.transports.collective import CollectiveTransport
 from ..layout import shard_sizes
 
 #: LTX-2: audio queries, heads, head_dim

@@ -28,11 +28,11 @@ from queue import Empty
 import torch
 import torch.distributed as dist
 
-from ..comm.agree import all_gather_ints
-from ..comm.collective import CollectiveTransport
 from ..comm.errors import TransportUnavailable
-from ..comm.shm import ShmTransport
+from ..comm.small_collectives import all_gather_ints
 from ..comm.transport import Transport
+from ..comm.transports.collective import CollectiveTransport
+from ..comm.transports.shm import ShmTransport
 from ..layout import shard_sizes
 
 #: (name, (B, T, H, D)) of self-attention in models of interest, at sizes that are divided by :func:`scaled_shapes`
@@ -177,8 +177,8 @@ def _transports(device: str, directory: str) -> dict[str, Transport]:
         found["gloo"] = CollectiveTransport()
         candidates: dict[str, Callable[[], Transport]] = {"shm": lambda: ShmTransport.create(directory=directory)}
     else:
-        from ..comm.peer import PeerTransport
-        from ..comm.staged import StagedTransport
+        from ..comm.transports.peer import PeerTransport
+        from ..comm.transports.staged import StagedTransport
 
         torch.cuda.set_device(_device(device, dist.get_rank()))
         found["gloo"] = StagedTransport(CollectiveTransport())

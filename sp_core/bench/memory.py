@@ -20,8 +20,8 @@ from statistics import mean
 from typing import Any
 
 from ..demo.comfy_server import ComfyServer
+from ..demo.machine_line import machine_line
 from ..demo.tiny import shrink
-from ..machine import machine
 from .measure import comfyui
 from .overhead import _PROMPT
 
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if free < _ROOM_BYTES:
         print(f"not measured: {tempfile.gettempdir()} has {free / 1e9:.1f} GB free, {_ROOM_BYTES / 1e9:.1f} GB are needed")
         return 1
-    print(f"machine: {machine()}", flush=True)
+    print(f"machine: {machine_line()}", flush=True)
     with comfyui({_NAME: _LARGE}) as server:
         if server is None:
             print("not measured: no ComfyUI was found (COMFYUI_PATH names a checkout)")

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 from ..demo.comfy_server import ComfyServer
+from ..demo.machine_line import machine_line
 from ..demo.tiny import Tiny, shrink
-from ..machine import machine
 from ..pool.devices import parse_devices
 from ..reference import ReferenceConfig
 from ..reference.sample import Inputs, forward, open_pool, step_arguments
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=SAMPLES, help=f"samples a median is taken of (default {SAMPLES})")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args(argv)
-    print(f"machine: {machine()}", flush=True)
+    print(f"machine: {machine_line()}", flush=True)
     rows = [per_step(options.workers, options.samples)]
     with comfyui({}) as server:
         if server is None:

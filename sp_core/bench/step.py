@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from ..demo.comfy_server import ComfyServer
+from ..demo.machine_line import machine_line
 from ..demo.tiny import Tiny, shrink
-from ..machine import machine
 from ..pool.devices import parse_devices
 from ..reference import ReferenceConfig
 from ..reference.sample import Inputs, local, pooled, step_arguments
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--reference-only", action="store_true", help="leave ComfyUI out even if one is found")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args(argv)
-    print(f"machine: {machine()}", flush=True)
+    print(f"machine: {machine_line()}", flush=True)
     print(f"{'model':<24}{'tokens':>7}{'workers':>9}{'threads':>9}{'one process s':>15}{'workers s':>11}{'ratio':>7}", flush=True)
     rows = []
     for row in _rows(options.workers, options.samples, options.reference_only):

@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from .agree import all_gather_bytes
-from .collective import CollectiveTransport
 from .errors import ExchangeError, TransportUnavailable
-from .extension import load_cpu, load_cuda
-from .peer import PeerTransport
-from .shm import ShmTransport
-from .staged import StagedTransport
+from .native.build import load_cpu, load_cuda
+from .small_collectives import all_gather_bytes
 from .transport import DEFAULT_TIMEOUT_S, Transport
+from .transports.collective import CollectiveTransport
+from .transports.peer import PeerTransport
+from .transports.shm import ShmTransport
+from .transports.staged import StagedTransport
 from .trial import compared, tried
 
 log = logging.getLogger(__name__)
@@ -46,19 +46,19 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Decision:
+class TransportOrder:
     """Transports in the order to try, and why faster ones are not among them."""
 
     order: tuple[str, ...]
     refused: tuple[tuple[str, str], ...]
 
 
-def decide(facts: Sequence[Facts]) -> Decision:
+def decide(facts: Sequence[Facts]) -> TransportOrder:
     """What the ranks of a group can try, from everybody's facts, so that every rank decides the same."""
     kinds = {fact.device for fact in facts}
     refused: dict[str, str] = {}
     if len(facts) == 1:
-        return Decision(("local",), ())
+        return TransportOrder(("local",), ())
     if kinds == {"cpu"}:
         order: tuple[str, ...] = CPU_ORDER
     elif kinds == {"cuda"}:
@@ -81,7 +81,7 @@ def decide(facts: Sequence[Facts]) -> Decision:
     if not all("gloo" in fact.backends for fact in facts):
         refused |= {"staged-gloo": "the process group has no gloo backend", "gloo": "the process group has no gloo backend"}
     possible = tuple(name for name in order if name not in refused)
-    return Decision(possible, tuple((name, refused[name]) for name in order if name in refused))
+    return TransportOrder(possible, tuple((name, refused[name]) for name in order if name in refused))
 
 
 def make_transport(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..layout import shard_range
-from .agree import all_gather_bytes, all_gather_ints
+from .small_collectives import all_gather_bytes, all_gather_ints
 from .transport import Transport
 
 log = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ from .transport import Transport, TransportStats
 
 
 class WatchedTransport(Transport):
-    """``inner``, with ``meet`` called whenever an exchange is entered."""
+    """``inner``, with ``enter_collective`` called whenever an exchange is entered."""
 
-    def __init__(self, inner: Transport, meet: Callable[[], None]) -> None:
-        self.inner, self._meet = inner, meet
+    def __init__(self, inner: Transport, enter_collective: Callable[[], None]) -> None:
+        self.inner, self._meet = inner, enter_collective
         super().__init__(inner.rank, inner.world_size)
 
     @property

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..machine import machine
 from ..pool.devices import accelerators, parse_devices
 from .comfy_server import ComfyServer, find_comfyui, prepare_base
+from .machine_line import machine_line
 from .tiny import TINY_WORKFLOWS, Tiny, shrink
 
 #: fp32 on CPU: two runs differ only in the order of sums
@@ -159,5 +159,5 @@ def table(rows: Sequence[Row], tolerance: float) -> list[str]:
     lines += ["", "relative L2: difference of the sampled latents, with SP against without. ratio: above 1 SP was faster."]
     if any(row.devices.startswith("cpu") for row in rows):
         lines.append("CPU workers share the cores that one process has to itself: they show that the result is right, not a speed-up.")
-    lines.append(f"machine: {machine()}")
+    lines.append(f"machine: {machine_line()}")
     return lines

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ..cost import Machine
+from ..planner.cost import MeasuredRates
 from .facts import gather
 from .heatmap import heat_map
 from .links import chosen_devices, measure_links
@@ -28,7 +28,7 @@ def examine() -> dict[str, Any]:
     count = len(report["devices"]["accelerators"])
     report["expected"] = []
     if "error" not in links:
-        machine = Machine("this machine", links["flops"], links["bandwidth"], links["latency_s"])
+        machine = MeasuredRates("this machine", links["flops"], links["bandwidth"], links["latency_s"])
         report["expected"] = expectations(machine, max(1, count))
     report["verdict"] = verdict(report)
     return report

@@ -90,7 +90,7 @@ def memory() -> Report:
 
 def compiled_parts() -> Report:
     """Building them is how to know."""
-    from ..comm.extension import load_cpu, load_cuda
+    from ..comm.native.build import load_cpu, load_cuda
 
     return {name: {"usable": not part.reason, "why_not": part.reason} for name, part in (("cpu", load_cpu()), ("cuda", load_cuda()))}
 

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from ..comm import Transport
-from ..comm.agree import all_gather_ints
 from ..comm.choice import make_transport
+from ..comm.small_collectives import all_gather_ints
 from ..errors import SPError
-from ..host.planning import measure
-from ..pool.board import Phase
+from ..parallel.measure import measure
+from ..pool.shared_state import Phase
 from ..pool.worker import WorkerContext
 
 #: (tokens of a rank, heads, head_dim) of what is sent between two devices

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..bench.plan_table import MODELS
-from ..cost import Machine, ModelShape, predict
-from ..planner import choose
+from ..planner.catalog import MODELS
+from ..planner.choose import choose
+from ..planner.cost import MeasuredRates, ModelShape, predict
 
 #: of the planner's table, those that most people run
 EXPECTED = ("Wan 2.1/2.2 14B", "LTX-2", "HunyuanVideo")
@@ -14,7 +14,7 @@ EXPECTED = ("Wan 2.1/2.2 14B", "LTX-2", "HunyuanVideo")
 WORTHWHILE = 1.1
 
 
-def expectations(machine: Machine, devices: int, may_idle: bool = True) -> list[dict[str, Any]]:
+def expectations(machine: MeasuredRates, devices: int, may_idle: bool = True) -> list[dict[str, Any]]:
     """For each model: seconds of a forward on one and on all devices, and the best use of them.
 
     The forward is one with two conditionings (CFG), which may be halved; ``speed_up`` 1 means that one device is
@@ -41,7 +41,7 @@ def expectations(machine: Machine, devices: int, may_idle: bool = True) -> list[
     return rows
 
 
-def _exchange_share(shape: ModelShape, tokens: int, machine: Machine, decision: Any) -> float:
+def _exchange_share(shape: ModelShape, tokens: int, machine: MeasuredRates, decision: Any) -> float:
     cost = predict(shape, tokens, 2, machine, decision.degrees)
     return (cost.exchange_s + cost.latency_s) / cost.total_s
 
@@ -78,7 +78,7 @@ def verdict(report: dict[str, Any]) -> list[str]:
         )
         return lines + [sentences(row, count) for row in report["expected"]]
     lines += _peer_access(found)
-    machine = Machine("this machine", links["flops"], links["bandwidth"], links["latency_s"])
+    machine = MeasuredRates("this machine", links["flops"], links["bandwidth"], links["latency_s"])
     lines += [sentences(row, count) for row in report["expected"]]
     lines.append(
         f"Predicted from {machine.flops / 1e12:.3g} TFLOP/s a device, {machine.bandwidth / 1e9:.3g} GB/s that every device can send "

@@ -37,8 +37,8 @@ def _register() -> None:
     import comfy.model_detection
     import comfy.supported_models
 
-    from . import longcat_keys, longcat_lora
-    from .longcat_config import LongCatVideo, LongCatVideoConfig
+    from .longcat import keys, lora
+    from .longcat.config import LongCatVideo, LongCatVideoConfig
 
     detection: Any = comfy.model_detection
     if hasattr(detection.detect_unet_config, _MARK):
@@ -46,16 +46,16 @@ def _register() -> None:
 
     def detect(original: Callable[..., Any], state_dict: Any, key_prefix: str, *args: Any, **kwargs: Any) -> Any:
         found = original(state_dict, key_prefix, *args, **kwargs)
-        return longcat_keys.detect(state_dict, key_prefix) if found is None else found
+        return keys.detect(state_dict, key_prefix) if found is None else found
 
     def convert_lora(original: Callable[..., Any], lora: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(longcat_lora.convert_lora(lora) if longcat_lora.is_official(lora) else lora, *args, **kwargs)
+        return original(lora.convert_lora(lora) if lora.is_official(lora) else lora, *args, **kwargs)
 
     def lora_keys(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         key_map = original(model, *args, **kwargs)
         if isinstance(model, LongCatVideo):
             shapes = {key: value.shape for key, value in model.state_dict().items()}
-            key_map |= longcat_lora.key_aliases(shapes)
+            key_map |= lora.key_aliases(shapes)
         return key_map
 
     if LongCatVideoConfig not in comfy.supported_models.models:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from torch import nn
 
+from .architectures.hunyuan import HUNYUAN_VIDEO
+from .architectures.kandinsky import KANDINSKY5
+from .architectures.longcat import LONGCAT_VIDEO
+from .architectures.ltx import LTXAV, LTXV
+from .architectures.minimax import MINIMAX_H3
+from .architectures.wan import WAN
+from .architectures.wan_family import WAN_FAMILY
 from .engine import Engine
-from .hunyuan import HUNYUAN_VIDEO
-from .kandinsky import KANDINSKY5
-from .longcat import LONGCAT_VIDEO
-from .ltx import LTXAV, LTXV
-from .minimax import MINIMAX_H3
-from .plan import Attention, Blocks, NoPlan, SequencePlan, Site
-from .run import Escaped
-from .wan import WAN
-from .wan_family import WAN_FAMILY
+from .forward_state import Escaped
+from .plan import Attention, Blocks, HookPoint, NoPlan, SequencePlan
 
 PLANS: dict[str, SequencePlan] = {
     plan.architecture: plan for plan in (WAN, *WAN_FAMILY, HUNYUAN_VIDEO, MINIMAX_H3, LTXV, LTXAV, LONGCAT_VIDEO, KANDINSKY5)
@@ -36,4 +36,4 @@ def plan_for(model: nn.Module) -> SequencePlan:
     return plan_named(type(model).__name__)
 
 
-__all__ = ["PLANS", "Attention", "Blocks", "Engine", "Escaped", "NoPlan", "SequencePlan", "Site", "plan_for", "plan_named"]
+__all__ = ["PLANS", "Attention", "Blocks", "Engine", "Escaped", "HookPoint", "NoPlan", "SequencePlan", "plan_for", "plan_named"]

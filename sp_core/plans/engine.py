@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention.parallel import SequenceGroup
+from ..attention.sequence_group import SequenceGroup
 from ..comm import Transport
 from ..errors import SPError
 from ..layout import FlatLayout, SequenceLayout
 from .arguments import Arguments, parameter_names
+from .forward_state import Escaped, ForwardState
 from .override import HeldMask, mark
-from .plan import Attention, Blocks, Cut, SequencePlan, Site
-from .run import Escaped, Run
+from .plan import Attention, Blocks, HookPoint, SequencePlan, ShardRule
 
 #: (block, blocks in all): called before each block; may raise to stop the forward
 EnterBlock = Callable[[int, int], None]
@@ -48,9 +48,9 @@ class Engine:
         self._wanted, self._inputs = layout, inputs or {}
 
     @contextlib.contextmanager
-    def installed(self, model: nn.Module) -> Iterator[Run]:
+    def installed(self, model: nn.Module) -> Iterator[ForwardState]:
         """Hooks are in ``model`` inside this context; nothing of them is left after it."""
-        run = Run(self.sequence.rank, self.sequence.world_size)
+        run = ForwardState(self.sequence.rank, self.sequence.world_size)
         modules = [(blocks, block) for blocks in self.plan.blocks for block in blocks.of(model)]
         with contextlib.ExitStack() as undo:
             for index, (blocks, block) in enumerate(modules):
@@ -59,13 +59,13 @@ class Engine:
                 self._hook_site(model, site, run, undo)
             yield run
 
-    def adapted(self, options: dict[str, Any], run: Run) -> dict[str, Any]:
+    def adapted(self, options: dict[str, Any], run: ForwardState) -> dict[str, Any]:
         """Transformer options whose patches between blocks see the whole sequence: its tokens are gathered for them."""
         patches = options.get("patches") or {}
         whole = {kind: [self._whole(patch, run) for patch in patches[kind]] for kind in self.plan.between if kind in patches}
         return {**options, "patches": {**patches, **whole}} if whole else options
 
-    def _whole(self, patch: Callable[[dict[str, Any]], dict[str, Any]], run: Run) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def _whole(self, patch: Callable[[dict[str, Any]], dict[str, Any]], run: ForwardState) -> Callable[[dict[str, Any]], dict[str, Any]]:
         def between(args: dict[str, Any]) -> dict[str, Any]:
             if not run.split:
                 return patch(args)
@@ -77,7 +77,7 @@ class Engine:
     # -- blocks ----------------------------------------------------------------------
 
     def _hook_block(
-        self, model: nn.Module, blocks: Blocks, block: nn.Module, index: int, count: int, run: Run, undo: contextlib.ExitStack
+        self, model: nn.Module, blocks: Blocks, block: nn.Module, index: int, count: int, run: ForwardState, undo: contextlib.ExitStack
     ) -> None:
         plan = self.plan
         names = parameter_names(type(block).forward)
@@ -141,7 +141,7 @@ class Engine:
         # a grid can be too small for as many tiles as ranks where its tokens are still enough for all
         return flat if 0 in layout.counts and not plan.only_tiles else layout
 
-    def _hook_attention(self, module: nn.Module, attention: Attention, where: str, run: Run, undo: contextlib.ExitStack) -> None:
+    def _hook_attention(self, module: nn.Module, attention: Attention, where: str, run: ForwardState, undo: contextlib.ExitStack) -> None:
         names = parameter_names(type(module).forward)
         attended: list[int] = []
 
@@ -169,7 +169,7 @@ class Engine:
 
     # -- outside the blocks ------------------------------------------------------------
 
-    def _hook_site(self, model: nn.Module, site: Site, run: Run, undo: contextlib.ExitStack) -> None:
+    def _hook_site(self, model: nn.Module, site: HookPoint, run: ForwardState, undo: contextlib.ExitStack) -> None:
         parent_path, _, name = site.path.rpartition(".")
         parent = model.get_submodule(parent_path)
         target = getattr(parent, name)
@@ -178,7 +178,7 @@ class Engine:
         else:
             self._wrap_method(parent, name, target, site, run, undo)
 
-    def _hook_module(self, module: nn.Module, site: Site, run: Run, undo: contextlib.ExitStack) -> None:
+    def _hook_module(self, module: nn.Module, site: HookPoint, run: ForwardState, undo: contextlib.ExitStack) -> None:
         names = parameter_names(type(module).forward)
         called: list[dict[str, Any]] = []
 
@@ -195,7 +195,7 @@ class Engine:
                 return output
             arguments = called.pop()
             if callable(site.gather):
-                output = site.gather(output, arguments, run, self.sequence.whole)
+                output = site.gather(output, arguments, run, self.sequence.all_ranks)
                 run.gathered = True
                 return output
             return self._gather(output, run) if site.gather else output
@@ -204,7 +204,7 @@ class Engine:
         undo.callback(module.register_forward_hook(after).remove)
 
     def _wrap_method(
-        self, owner: nn.Module, name: str, method: Callable[..., Any], site: Site, run: Run, undo: contextlib.ExitStack
+        self, owner: nn.Module, name: str, method: Callable[..., Any], site: HookPoint, run: ForwardState, undo: contextlib.ExitStack
     ) -> None:
         if site.gather:
             raise SPError(f"the plan of {self.plan.architecture} gathers at {site.path}, which is not a module")
@@ -225,7 +225,7 @@ class Engine:
             *((name, None) if had is None else (had,)),
         )
 
-    def _cut(self, call: Arguments, cuts: Mapping[str, Cut], run: Run) -> None:
+    def _cut(self, call: Arguments, cuts: Mapping[str, ShardRule], run: ForwardState) -> None:
         for name, rule in cuts.items():
             value = call.get(name)
             if value is None:
@@ -235,7 +235,7 @@ class Engine:
             except (ValueError, IndexError) as error:
                 raise SPError(f"{self.plan.architecture}: '{name}' does not fit the {run.layout.tokens} tokens: {error}") from error
 
-    def _cut_residuals(self, run: Run) -> None:
+    def _cut_residuals(self, run: ForwardState) -> None:
         """In place, as the model has these arguments in its hands already."""
         if not run.split:
             return
@@ -248,11 +248,11 @@ class Engine:
                         f"{self.plan.architecture}: the residuals of a ControlNet ({name}, {kind}) do not fit: {error}"
                     ) from error
 
-    def _gather(self, output_BtC: Tensor, run: Run) -> Tensor:
+    def _gather(self, output_BtC: Tensor, run: ForwardState) -> Tensor:
         gathered = self._all_tokens(output_BtC, run)
         run.gathered = True
         return gathered
 
-    def _all_tokens(self, tokens_BtC: Tensor, run: Run) -> Tensor:
+    def _all_tokens(self, tokens_BtC: Tensor, run: ForwardState) -> Tensor:
         run.expect_local(tokens_BtC)
-        return run.layout.restore(self.sequence.whole.all_gather_tokens(tokens_BtC.contiguous(), run.layout.counts), 1)
+        return run.layout.restore(self.sequence.all_ranks.all_gather_tokens(tokens_BtC.contiguous(), run.layout.counts), 1)

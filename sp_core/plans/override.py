@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ..attention.joint import joint_attention
-from ..attention.parallel import SequenceGroup
 from ..attention.partial import exchanged_cross_attention, partial_cross_attention
+from ..attention.sequence_group import SequenceGroup
 from ..errors import SPError
-from .run import Run
+from .forward_state import ForwardState
 
 OVERRIDE = "optimized_attention_override"
 
@@ -39,7 +39,7 @@ class ExchangedAttention:
     Shapes follow the host: (B, t, H * D), or (B, H, t, D) with ``skip_reshape``.
     """
 
-    def __init__(self, run: Run, sequence: SequenceGroup, kind: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, run: ForwardState, sequence: SequenceGroup, kind: str, options: Mapping[str, Any]) -> None:
         self.run, self.sequence, self.kind = run, sequence, kind
         # the call's options as they were: what runs inside must not exchange again
         self.options = dict(options)
@@ -69,7 +69,7 @@ class ExchangedAttention:
             return self._joint(q, k, v, mask, local)
         if self.kind == "from_stream":
             if self.users is None:
-                return partial_cross_attention(q, k, v, self.sequence.whole, counts, mask=self._ordered(mask), scale=scale)
+                return partial_cross_attention(q, k, v, self.sequence.all_ranks, counts, mask=self._ordered(mask), scale=scale)
 
             def users(
                 q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, mask: Tensor | None = None, scale: float | None = None
@@ -77,7 +77,7 @@ class ExchangedAttention:
                 return (local(q_BTHD, k_BTHD, v_BTHD, mask) if q_BTHD.size(2) else q_BTHD), q_BTHD
 
             # a user's attention returns no log-sum-exp, so the keys have to come to it
-            return exchanged_cross_attention(q, k, v, self.sequence.whole, counts, attend=users, mask=self._ordered(mask))
+            return exchanged_cross_attention(q, k, v, self.sequence.all_ranks, counts, attend=users, mask=self._ordered(mask))
         if self.sequence.ring is not None and (self.users is not None or isinstance(mask, HeldMask)):
             what = (
                 "a guide mask or conditioning frames" if isinstance(mask, HeldMask) else "an attention function that another node installed"
@@ -105,7 +105,7 @@ class ExchangedAttention:
             )
         n = self.run.whole_tokens
         own, whole = (q[:, n:], k[:, n:], v[:, n:]), (q[:, :n], k[:, :n], v[:, :n])
-        out, out_whole = joint_attention(own, whole, self.sequence.whole, self.run.layout.counts, local, mask=self._ordered(mask))
+        out, out_whole = joint_attention(own, whole, self.sequence.all_ranks, self.run.layout.counts, local, mask=self._ordered(mask))
         return torch.cat([out_whole, out], dim=1)
 
     def _local(self, function: Callable[..., Tensor], kwargs: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
@@ -143,6 +143,6 @@ def _host_attention() -> Callable[..., Tensor]:
     return sys.modules["comfy.ldm.modules.attention"].optimized_attention  # type: ignore[no-any-return]
 
 
-def mark(options: Mapping[str, Any], run: Run, sequence: SequenceGroup, kind: str) -> dict[str, Any]:
+def mark(options: Mapping[str, Any], run: ForwardState, sequence: SequenceGroup, kind: str) -> dict[str, Any]:
     """Options for one attention call that shall exchange."""
     return {**options, OVERRIDE: ExchangedAttention(run, sequence, kind, options)}

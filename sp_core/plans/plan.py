@@ -18,14 +18,14 @@ from ..errors import SPError
 from ..layout import FlatLayout, SequenceLayout, TileLayout, choose_split
 
 if TYPE_CHECKING:
-    from .run import Run
+    from .forward_state import ForwardState
 
 #: (value of an argument, the forward's run) -> the part of it that belongs to this rank's tokens
-Cut = Callable[[Any, "Run"], Any]
+ShardRule = Callable[[Any, "ForwardState"], Any]
 #: (model, block arguments by name and the forward's x as "input", tokens, world_size) -> layout
 ChooseLayout = Callable[[nn.Module, Mapping[str, Any], int, int], SequenceLayout]
 #: (output of a site, the site's arguments as they were before the cut, run, transport of all ranks) -> whole output
-Gather = Callable[[Any, Mapping[str, Any], "Run", Transport], Any]
+Gather = Callable[[Any, Mapping[str, Any], "ForwardState", Transport], Any]
 
 
 def flat_layout(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_size: int) -> SequenceLayout:
@@ -79,7 +79,7 @@ class Blocks:
     stream: str
     attentions: tuple[Attention, ...]
     #: other block parameters that have something for each token
-    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    cuts: Mapping[str, ShardRule] = field(default_factory=dict)
     stream_item: int | None = None
     #: axis of the tokens in the stream
     dim: int = 1
@@ -95,11 +95,11 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Site:
+class HookPoint:
     """A module or method outside the blocks: arguments to cut, and whether or how its output is gathered."""
 
     path: str
-    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    cuts: Mapping[str, ShardRule] = field(default_factory=dict)
     gather: bool | Gather = False
 
 
@@ -115,7 +115,7 @@ class SequencePlan:
     architecture: str
     #: the first block that is called splits the sequence
     blocks: tuple[Blocks, ...]
-    sites: tuple[Site, ...]
+    sites: tuple[HookPoint, ...]
     choose_layout: ChooseLayout = flat_layout
     #: the tile layout, for users who ask for it
     tiles: ChooseLayout | None = None

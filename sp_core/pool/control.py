@@ -3,7 +3,7 @@
 The group is made from its class, not through ``init_process_group``: the UI process's
 default group belongs to whoever wants it. Rendezvous is a file in the pool's private
 directory and the sockets are loopback ones, so nothing is reachable from outside.
-Frames are five int64; what they announce lies in the sender's :class:`SharedArena`.
+Frames are five int64; what they announce lies in the sender's :class:`SharedBuffer`.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ import torch
 
 from ..errors import SPError
 from . import wire
-from .arena import SharedArena
-from .board import Board, Phase
 from .control import ControlGroup, Frame
 from .devices import WorkerDevice
 from .errors import Cancelled, WorkerDied, WorkerFailed, WorkerTimeout
 from .launcher import ServiceSpec, Workers
-from .protocol import CONNECT_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, Op, Status, timeout_s
-from .sent import SentTensors
+from .protocol import CONNECT_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, Op, ReplyStatus, timeout_s
+from .shared_buffer import SharedBuffer
+from .shared_state import Phase, SharedState
+from .tensor_cache import SentTensors
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +75,11 @@ class Pool:
         self._sent = SentTensors()
         self._control: ControlGroup | None = None
         self.workers = Workers(self.devices, service)
-        make = lambda name, size: SharedArena.create(self.workers.directory, name, size)  # noqa: E731
+        make = lambda name, size: SharedBuffer.create(self.workers.directory, name, size)  # noqa: E731
         self._requests = make("requests", 1 << 20)
         self._replies = [make(f"reply-{rank}", 1 << 16) for rank in range(self.world_size)]
-        self._board_arena = make("board", Board.nbytes(self.world_size))
-        self.board = Board(self._board_arena, self.world_size)
+        self._board_arena = make("shared_state", SharedState.nbytes(self.world_size))
+        self.shared_state = SharedState(self._board_arena, self.world_size)
 
     # -- life --------------------------------------------------------------------
 
@@ -97,7 +97,9 @@ class Pool:
         self._launched = time.monotonic()
         log.info("starting %d workers: %s", self.world_size, ", ".join(map(str, self.devices)))
         try:
-            self.workers.start(board=self._board_arena.path, requests=self._requests.path, replies=[arena.path for arena in self._replies])
+            self.workers.start(
+                shared_state=self._board_arena.path, requests=self._requests.path, replies=[arena.path for arena in self._replies]
+            )
         except BaseException:
             self.shutdown(grace_s=0)
             raise
@@ -126,7 +128,7 @@ class Pool:
 
     def _connect(self) -> None:
         # a handshake cannot be broken off, so it waits until nobody is missing
-        while self.board.arrived() < self.world_size:
+        while self.shared_state.arrived() < self.world_size:
             if self.over:
                 return
             time.sleep(POLL_S)
@@ -330,9 +332,9 @@ class Pool:
     def _collect(self, doing: str, watch: Watch | None, answered: dict[int, Frame] | None = None) -> dict[int, Frame]:
         """Wait for every rank's answer to the current request; some may have answered it already."""
         replies = dict(answered or {})
-        failures = {rank: frame for rank, frame in replies.items() if frame.op == Status.FAILED}
+        failures = {rank: frame for rank, frame in replies.items() if frame.op == ReplyStatus.FAILED}
         limit = timeout_s()
-        ticks, moved = self.board.ticks(), time.monotonic()
+        ticks, moved = self.shared_state.ticks(), time.monotonic()
         deadline = moved + FAILURE_GRACE_S if failures else None
         cancelled: float | None = None
         while len(replies) < self.world_size:
@@ -341,15 +343,15 @@ class Pool:
                     continue
                 replies[rank] = frame
                 moved = time.monotonic()
-                if frame.op == Status.FAILED:
+                if frame.op == ReplyStatus.FAILED:
                     failures[rank] = frame
-                    self.board.abort(self._request)
+                    self.shared_state.abort(self._request)
                     deadline = deadline or moved + FAILURE_GRACE_S
             now = time.monotonic()
             if watch is not None and cancelled is None and watch(self):
-                self.board.request_cancel(self._request)
+                self.shared_state.request_cancel(self._request)
                 cancelled = now
-            if (current := self.board.ticks()) != ticks:
+            if (current := self.shared_state.ticks()) != ticks:
                 ticks, moved = current, now
             late = [rank for rank in range(self.world_size) if rank not in replies]
             if late and deadline is not None and now > deadline:
@@ -359,7 +361,7 @@ class Pool:
                 self._pending = replies
                 raise Cancelled
             if late and now - moved > limit:
-                if limit < CONNECT_TIMEOUT_S and any(self.board.phase(rank) is Phase.STARTING for rank in late):
+                if limit < CONNECT_TIMEOUT_S and any(self.shared_state.phase(rank) is Phase.STARTING for rank in late):
                     limit = CONNECT_TIMEOUT_S  # importing the host is one long step
                     continue
                 raise self._stands_still(late, limit, doing)
@@ -375,7 +377,7 @@ class Pool:
                 log.warning("the pool is stopped because of rank %d; its log is kept in %s", error.rank, self.workers.keep_log(error.rank))
                 self.shutdown(grace_s=0)
             raise error
-        if any(frame.op == Status.CANCELLED for frame in replies.values()):
+        if any(frame.op == ReplyStatus.CANCELLED for frame in replies.values()):
             raise Cancelled
         return replies
 
@@ -387,7 +389,7 @@ class Pool:
 
     def _stands_still(self, late: list[int], limit: float, doing: str) -> WorkerTimeout:
         """Names the ranks that the others wait for, and has every late rank write down where it is."""
-        entered = [self.board.meetings(rank) for rank in range(self.world_size)]
+        entered = [self.shared_state.collective_seq(rank) for rank in range(self.world_size)]
         behind = [rank for rank in late if entered[rank] == min(entered[other] for other in late)]
         self.workers.ask_for_traces(late)
         return WorkerTimeout(behind, limit, doing, self.workers.keep_log(behind[0]))

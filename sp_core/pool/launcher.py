@@ -59,7 +59,7 @@ class Workers:
         self._console: Console | None = None
         self._spec = service
 
-    def start(self, *, board: str, requests: str, replies: list[str]) -> None:
+    def start(self, *, shared_state: str, requests: str, replies: list[str]) -> None:
         """Start one process a device; the arguments are paths of shared arenas."""
         config = {
             "service": self._spec.target,
@@ -67,7 +67,7 @@ class Workers:
             "prelude": self._spec.prelude,
             "devices": [[device.kind, device.index] for device in self.devices],
             "directory": str(self.directory),
-            "board": board,
+            "shared_state": shared_state,
             "requests": requests,
             "replies": replies,
             "parent": os.getpid(),

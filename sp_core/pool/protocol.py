@@ -19,7 +19,7 @@ class Op(IntEnum):
     SHUTDOWN = 2
 
 
-class Status(IntEnum):
+class ReplyStatus(IntEnum):
     """Frames from a worker."""
 
     READY = 1

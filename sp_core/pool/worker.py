@@ -26,12 +26,12 @@ import torch
 import torch.distributed as dist
 
 from . import wire
-from .arena import SharedArena
-from .board import Board, Phase
 from .control import ControlGroup, Frame
 from .errors import Cancelled, PeerFailed
-from .pace import Pace
-from .protocol import CONNECT_TIMEOUT_S, GROUP_TIMEOUT, Op, Status
+from .protocol import CONNECT_TIMEOUT_S, GROUP_TIMEOUT, Op, ReplyStatus
+from .run_ahead import Pace
+from .shared_buffer import SharedBuffer
+from .shared_state import Phase, SharedState
 
 log = logging.getLogger(__name__)
 
@@ -43,32 +43,32 @@ class WorkerContext:
     rank: int
     world_size: int
     device: torch.device
-    board: Board
+    shared_state: SharedState
     directory: Path
     pace: Pace
     request: int = 0
 
     def show(self, phase: Phase, block: int = 0, blocks: int = 0) -> None:
-        self.board.show(self.rank, phase, block, blocks)
+        self.shared_state.show(self.rank, phase, block, blocks)
 
     def enter_block(self, block: int, blocks: int) -> None:
         """Between two blocks: show progress; raises Cancelled on every rank at the same block."""
         self.pace.keep()
         self.show(Phase.COMPUTING, block, blocks)
-        self.meet()
-        self.board.enter_block(self.rank, self.request, block)
+        self.enter_collective()
+        self.shared_state.enter_block(self.rank, self.request, block)
 
-    def meet(self) -> None:
+    def enter_collective(self) -> None:
         """Say that this rank is about to wait for the others: who keeps them waiting is then known."""
-        self.board.meet(self.rank)
+        self.shared_state.enter_collective(self.rank)
 
     def cancelled(self) -> bool:
         """The user cancelled the request that this rank works on."""
-        return self.board.cancelled(self.request)
+        return self.shared_state.cancelled(self.request)
 
     def should_abort(self) -> str | None:
         """What a wait for a peer should raise, if it should end."""
-        return str(PeerFailed()) if self.board.aborted(self.request) else None
+        return str(PeerFailed()) if self.shared_state.aborted(self.request) else None
 
 
 class Service(Protocol):
@@ -97,13 +97,13 @@ def run(config: dict[str, Any], rank: int) -> None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     else:
         torch.accelerator.set_device_index(0)
-    board_arena = SharedArena.attach(config["board"])
-    context = WorkerContext(rank, world_size, device, Board(board_arena, world_size), directory, Pace(device))
-    context.board.arrive(rank)
+    board_arena = SharedBuffer.attach(config["shared_state"])
+    context = WorkerContext(rank, world_size, device, SharedState(board_arena, world_size), directory, Pace(device))
+    context.shared_state.arrive(rank)
     control = ControlGroup(directory, rank + 1, world_size + 1, CONNECT_TIMEOUT_S)
-    requests = SharedArena.attach(config["requests"])
-    replies = SharedArena.attach(config["replies"][rank])
-    control.send(0, Frame(Status.READY, 0))
+    requests = SharedBuffer.attach(config["requests"])
+    replies = SharedBuffer.attach(config["replies"][rank])
+    control.send(0, Frame(ReplyStatus.READY, 0))
     _Worker(context, control, requests, replies, lambda: _make_service(config, context)).serve()
 
 
@@ -125,7 +125,7 @@ def _make_service(config: dict[str, Any], context: WorkerContext) -> Service:
 
 class _Worker:
     def __init__(
-        self, context: WorkerContext, control: ControlGroup, requests: SharedArena, replies: SharedArena, make: Callable[[], Service]
+        self, context: WorkerContext, control: ControlGroup, requests: SharedBuffer, replies: SharedBuffer, make: Callable[[], Service]
     ) -> None:
         self.context, self.control, self.requests, self.replies = context, control, requests, replies
         self._make = make
@@ -141,7 +141,7 @@ class _Worker:
             if frame.op == Op.SHUTDOWN:
                 _leave()
             self.context.request = frame.request
-            self.context.board.begin(self.context.rank)
+            self.context.shared_state.begin(self.context.rank)
             reply, status = self._answer(frame)
             self.context.show(Phase.IDLE)
             answer = _write(self.replies, Frame(status, frame.request), reply)
@@ -150,7 +150,7 @@ class _Worker:
             except RuntimeError:
                 _leave_orphaned(self.context.directory)
 
-    def _answer(self, frame: Frame) -> tuple[wire.Encoded, Status]:
+    def _answer(self, frame: Frame) -> tuple[wire.Encoded, ReplyStatus]:
         try:
             with torch.inference_mode():
                 if self._service is None:
@@ -165,9 +165,9 @@ class _Worker:
                     # what the device still has to say belongs to this request
                     torch.accelerator.synchronize()
                 # what cannot be sent is a failure of this request
-                return (wire.encode(value) if self.context.rank == 0 else wire.encode(None)), Status.DONE
+                return (wire.encode(value) if self.context.rank == 0 else wire.encode(None)), ReplyStatus.DONE
         except Cancelled:
-            return wire.encode(None), Status.CANCELLED
+            return wire.encode(None), ReplyStatus.CANCELLED
         except BaseException as error:
             log.error("request %d failed:\n%s", frame.request, traceback.format_exc())
             # a wait that was released by another rank's failure ends in whatever error the waiting code has
@@ -177,8 +177,8 @@ class _Worker:
         if not report["fatal"] and self.context.device.type != "cpu":
             with contextlib.suppress(RuntimeError):
                 getattr(torch, self.context.device.type).empty_cache()
-            self.context.board.show_spare(self.context.rank, 0)
-        return wire.encode(report), Status.FAILED
+            self.context.shared_state.show_spare(self.context.rank, 0)
+        return wire.encode(report), ReplyStatus.FAILED
 
 
 def sentence(error: BaseException) -> str:
@@ -211,7 +211,7 @@ def _of_the_accelerator(error: BaseException) -> bool:
     return kind is not None and isinstance(error, kind)
 
 
-def _write(arena: SharedArena, frame: Frame, encoded: wire.Encoded) -> Frame:
+def _write(arena: SharedBuffer, frame: Frame, encoded: wire.Encoded) -> Frame:
     """Put a message's body into the arena; returns the frame that announces it."""
     header, offsets, total = wire.pack(encoded.tree, [{} for _ in encoded.tensors], encoded.tensors)
     arena.reserve(total)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..plans import Attention, Blocks, SequencePlan, Site
-from ..plans.cuts import by_token
+from ..plans import Attention, Blocks, HookPoint, SequencePlan
+from ..plans.shard_rules import by_token
 
 REFERENCE = SequencePlan(
     architecture="AudioVideoDiT",
@@ -15,6 +15,6 @@ REFERENCE = SequencePlan(
             {"video_time": by_token(1), "video_rope": by_token(1)},
         ),
     ),
-    sites=(Site("video_head", {"time": by_token(1)}, gather=True),),
+    sites=(HookPoint("video_head", {"time": by_token(1)}, gather=True),),
     forward="forward",
 )

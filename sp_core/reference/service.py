@@ -9,7 +9,7 @@ from ..comm import Transport
 from ..comm.choice import make_transport
 from ..errors import SPError
 from ..plans import Engine
-from ..pool.board import Phase
+from ..pool.shared_state import Phase
 from ..pool.worker import WorkerContext
 from .model import AudioVideoDiT, ReferenceConfig
 from .plan import REFERENCE

@@ -36,12 +36,12 @@ class EchoService:
         if operation == "stall":
             time.sleep(body[1] if rank == body[0] else 0)
             return None
-        if operation == "meet":
+        if operation == "enter_collective":
             # rank ``late`` never comes to the second meeting
             for number in range(2):
                 if rank == body and number == 1:
                     time.sleep(3600)
-                self.context.meet()
+                self.context.enter_collective()
                 dist.barrier()
         if operation == "note":
             self.notes = [*getattr(self, "notes", []), body]

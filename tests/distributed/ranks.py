@@ -1,4 +1,4 @@
-"""Run a function on N spawned CPU ranks joined by a gloo group on the loopback device."""
+"""ForwardState a function on N spawned CPU ranks joined by a gloo group on the loopback device."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from sp_core.attention.ulysses import ulysses_attention
 from sp_core.comm import CollectiveTransport
 from sp_core.comm.ring import Ring
 from sp_core.layout import FlatLayout, TileLayout
-from sp_core.mesh import Meshes
+from sp_core.parallel.mesh import Meshes
 
 B, D = 2, 8
 MASKS = [None, "bool", "key-only", "per head", "strengths", "finite minimum", "-inf"]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from distributed.ranks import run_ranks
 
 import sp_core
-from sp_core.mesh import Meshes
+from sp_core.parallel.mesh import Meshes
 
 VECTORS = json.loads((Path(__file__).parents[1] / "fixtures" / "longcat_vectors.json").read_text())
 

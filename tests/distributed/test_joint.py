@@ -13,7 +13,7 @@ from torch import Tensor
 from sp_core.attention.joint import joint_attention
 from sp_core.attention.masks import as_BHqk
 from sp_core.comm import CollectiveTransport
-from sp_core.comm.agree import all_gather_bytes
+from sp_core.comm.small_collectives import all_gather_bytes
 from sp_core.layout import FlatLayout, TileLayout
 
 B, D, N = 2, 8, 5

@@ -13,9 +13,9 @@ from distributed.ranks import run_ranks
 from torch import Tensor
 
 from sp_core.comm import CollectiveTransport
-from sp_core.cost import Degrees
-from sp_core.mesh import axis_members
-from sp_core.parallel import Parallel, Parallels
+from sp_core.parallel.groups import ParallelGroups, ParallelGroupsCache
+from sp_core.parallel.mesh import axis_members
+from sp_core.planner.degrees import Degrees
 
 #: a hang is found after this long; without one no test takes more than a few seconds
 FOUND_S = 30.0
@@ -57,7 +57,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
 
 
-def use(parallel: Parallel | None, degrees: Degrees, rank: int) -> None:
+def use(parallel: ParallelGroups | None, degrees: Degrees, rank: int) -> None:
     """Attention over the sequence group and a gather over the batch group give what one process gives."""
     if parallel is None:
         assert rank >= degrees.ranks
@@ -70,7 +70,7 @@ def use(parallel: Parallel | None, degrees: Degrees, rank: int) -> None:
     mine = [x[:, start : start + counts[place]] for x in (q, k, v)]
     out = parallel.sequence.attention(*mine, counts, sdpa)
     torch.testing.assert_close(out, sdpa(q, k, v)[:, start : start + counts[place]], atol=2e-6, rtol=2e-6)
-    whole = parallel.sequence.whole.all_gather_tokens(mine[0], counts)
+    whole = parallel.sequence.all_ranks.all_gather_tokens(mine[0], counts)
     assert torch.equal(whole, q)
     if parallel.batch is not None:
         gathered = parallel.batch.all_gather_tokens(torch.tensor([[float(rank)]]), [1] * degrees.dp)
@@ -80,7 +80,7 @@ def use(parallel: Parallel | None, degrees: Degrees, rank: int) -> None:
 def visit(rank: int, world_size: int, layouts: list[Degrees]) -> list[tuple[int, ...]]:
     with pytest.MonkeyPatch.context() as patch:
         watched = Watched(patch)
-        parallels = Parallels(CollectiveTransport, GROUP_TIMEOUT)
+        parallels = ParallelGroupsCache(CollectiveTransport, GROUP_TIMEOUT)
         first = {degrees: parallels.build(degrees) for degrees in layouts}
         made = len(watched.asked)
         for degrees in layouts:
@@ -103,7 +103,7 @@ def test_idle_ranks_stay_in_step(world_size: int, layouts: list[Degrees]) -> Non
 
 def used_as_they_come(rank: int, world_size: int) -> None:
     # no rank waits for another before it must: idle ones are ahead
-    parallels = Parallels(CollectiveTransport, GROUP_TIMEOUT)
+    parallels = ParallelGroupsCache(CollectiveTransport, GROUP_TIMEOUT)
     for degrees in [*reversed(FIVE), CFG, *FIVE]:
         use(parallels.build(degrees), degrees, rank)
     parallels.close()
@@ -115,7 +115,7 @@ def test_layouts_in_use_before_the_next_is_made() -> None:
 
 def closed_and_rebuilt(rank: int, world_size: int) -> None:
     for layouts in ([PAIR, ONE], [PAIR], [ONE, PAIR]):
-        parallels = Parallels(CollectiveTransport, GROUP_TIMEOUT)
+        parallels = ParallelGroupsCache(CollectiveTransport, GROUP_TIMEOUT)
         for _ in range(2):
             for degrees in layouts:
                 use(parallels.build(degrees), degrees, rank)
@@ -128,7 +128,7 @@ def test_groups_are_made_anew_after_close() -> None:
 
 def one_misses_a_layout(rank: int, world_size: int) -> None:
     """A rank that is idle in a layout fails before it hears of it; the others make it and finish."""
-    parallels = Parallels(CollectiveTransport, GROUP_TIMEOUT)
+    parallels = ParallelGroupsCache(CollectiveTransport, GROUP_TIMEOUT)
     for missed in ([PAIR], [ONE, PAIR]):
         use(parallels.build(ALL), ALL, rank)
         if rank != 3:

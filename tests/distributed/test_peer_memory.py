@@ -12,12 +12,13 @@ import pytest
 import torch
 from distributed.ranks import run_ranks
 
-from sp_core.comm import CollectiveTransport, peer
+from sp_core.comm import CollectiveTransport
 from sp_core.comm.errors import TransportUnavailable
-from sp_core.comm.native_cuda import IPC_HANDLE_BYTES, CStatus, CudaError
-from sp_core.comm.peer import PeerTransport
-from sp_core.comm.peer_memory import rounded_slot, slot_count
-from sp_core.comm.staged import StagedTransport
+from sp_core.comm.native.cuda import IPC_HANDLE_BYTES, CStatus, CudaError
+from sp_core.comm.transports import peer
+from sp_core.comm.transports.peer import PeerTransport
+from sp_core.comm.transports.peer_memory import rounded_slot, slot_count
+from sp_core.comm.transports.staged import StagedTransport
 from sp_core.layout import shard_sizes
 
 MB = 1 << 20

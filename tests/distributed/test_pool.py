@@ -216,7 +216,7 @@ def test_the_rank_that_keeps_the_others_waiting_is_named(monkeypatch):
     monkeypatch.setenv("SP_TIMEOUT_S", "2")
     pool = make_pool("cpu:3")
     with pytest.raises(WorkerTimeout, match="Rank 1 made no progress for 2 s while meeting") as failed:
-        pool.call("meet", 1, doing="meeting")
+        pool.call("enter_collective", 1, doing="meeting")
     log = Path(str(failed.value).rsplit(" ", 1)[1])
     assert "in handle" in log.read_text(), "the log does not say where the rank stood"
 

@@ -18,8 +18,8 @@ from distributed.exchange_cases import ExchangeCase, check_exchange, exchange_ca
 from distributed.ranks import RankPool, run_ranks
 from hypothesis import HealthCheck, example, given, settings
 
-from sp_core.comm.shm import ShmTransport
-from sp_core.comm.slots import SlotPool, rounded_capacity
+from sp_core.comm.transports.shm import ShmTransport
+from sp_core.comm.transports.shm_slots import SlotPool, rounded_capacity
 from sp_core.layout import shard_range, shard_sizes
 
 CASES_PER_WORLD = 40

@@ -14,10 +14,11 @@ import torch
 from distributed.ranks import run_ranks
 from torch import Tensor
 
-from sp_core.comm import CollectiveTransport, choice, extension, ops
-from sp_core.comm.choice import Decision, Facts, decide, facts_of, make_transport
-from sp_core.comm.collective import device_backend
-from sp_core.comm.shm import ShmTransport
+from sp_core.comm import CollectiveTransport, choice, ops
+from sp_core.comm.choice import Facts, TransportOrder, decide, facts_of, make_transport
+from sp_core.comm.native.cpu import build
+from sp_core.comm.transports.collective import device_backend
+from sp_core.comm.transports.shm import ShmTransport
 from sp_core.comm.trial import compared, tried
 from sp_core.layout import shard_sizes
 
@@ -50,7 +51,7 @@ def with_rank_1(facts: Sequence[Facts], **changes: str) -> list[Facts]:
     ],
 )
 def test_decision(facts: list[Facts], order: tuple[str, ...], refused: dict[str, str]) -> None:
-    assert decide(facts) == Decision(order, tuple(refused.items()))
+    assert decide(facts) == TransportOrder(order, tuple(refused.items()))
 
 
 @pytest.mark.parametrize(
@@ -146,9 +147,9 @@ def test_direct_writes_that_were_turned_off_for_nccl_are_not_tried(monkeypatch: 
 
 
 def test_workers_that_build_at_once_build_once(tmp_path: Path) -> None:
-    program = "from sp_core.comm.extension import load_cpu; library = load_cpu(); assert library.handle, library.reason"
+    program = "from sp_core.comm.native.build import load_cpu; library = load_cpu(); assert library.handle, library.reason"
     environment = os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
-    name = f"sp_all2all_cpu_{extension._key('all2all_cpu.cpp', extension.CPU_FLAGS)}"
+    name = f"sp_all2all_cpu_{build._key('all2all_cpu.cpp', build.CPU_FLAGS)}"
     (tmp_path / name).mkdir()
     (tmp_path / name / "lock").touch()  # left by a builder that was killed
     root = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from distributed.ranks import fast_context, run_ranks
 
 from sp_core.comm.errors import ExchangeError
-from sp_core.comm.shm import ShmTransport
+from sp_core.comm.transports.shm import ShmTransport
 from sp_core.layout import shard_sizes
 
 COUNTS = (3, 2, 2, 2)

@@ -12,8 +12,8 @@ from sp_core.bench import cross
 from sp_core.comm import CollectiveTransport
 from sp_core.comm.ring import Ring
 from sp_core.layout import FlatLayout, SequenceLayout, TileLayout, choose_split
-from sp_core.layout.traffic import CrossAttention, ForwardShape, cross_bytes, forward_bytes
-from sp_core.mesh import Meshes
+from sp_core.parallel.mesh import Meshes
+from sp_core.planner.traffic import CrossAttention, ForwardShape, cross_bytes, forward_bytes
 
 GRID = (3, 6, 7)
 CROSSES = (None, CrossAttention(5, 7, 4), CrossAttention(5, 7, 4, partial=False))

@@ -18,13 +18,13 @@ from distributed.exchange_cases import same_bytes  # noqa: E402
 from distributed.ranks import run_ranks  # noqa: E402
 
 from sp_core.comm.errors import ExchangeError  # noqa: E402
-from sp_core.comm.extension import load_cuda  # noqa: E402
-from sp_core.comm.native import CExchange  # noqa: E402
-from sp_core.comm.native_cuda import CLaunch, CStatus, CudaLibrary  # noqa: E402
-from sp_core.comm.peer import PeerTransport, block_count  # noqa: E402
-from sp_core.comm.peer_memory import Window  # noqa: E402
+from sp_core.comm.native.addresses import Exchange, ExchangeKind  # noqa: E402
+from sp_core.comm.native.build import load_cuda  # noqa: E402
+from sp_core.comm.native.cpu import CExchange  # noqa: E402
+from sp_core.comm.native.cuda import CLaunch, CStatus, CudaLibrary  # noqa: E402
+from sp_core.comm.transports.peer import PeerTransport, block_count  # noqa: E402
+from sp_core.comm.transports.peer_memory import Window  # noqa: E402
 from sp_core.layout import shard_range  # noqa: E402
-from sp_core.layout.exchange import Exchange, Kind  # noqa: E402
 
 # (token counts for two ranks, repeated for more; B, H, D, tensors, dtype)
 SHAPES = (
@@ -201,7 +201,7 @@ def bandwidth() -> str:
     lines, good = [], True
     for tokens in (1024, 4096, 16384):
         counts = (tokens, tokens)
-        exchange = Exchange(Kind.SCATTER_HEADS, 3, 1, 32, 256, counts)
+        exchange = Exchange(ExchangeKind.SCATTER_HEADS, 3, 1, 32, 256, counts)
         ranks = LocalRanks(exchange)
         sources = [[torch.randn(1, tokens, 32, 128, device="cuda").bfloat16() for _ in range(3)] for _ in counts]
         ours = milliseconds(lambda ranks=ranks, sources=sources: ranks.run(sources), ranks.streams)
@@ -218,7 +218,7 @@ def bandwidth() -> str:
 
 
 def sanitize() -> str:
-    exchange = Exchange(Kind.SCATTER_HEADS, 3, 2, 5, 6, (7, 4))
+    exchange = Exchange(ExchangeKind.SCATTER_HEADS, 3, 2, 5, 6, (7, 4))
     ranks = LocalRanks(exchange)
     sources = [[torch.randn(2, count, 5, 3, device="cuda").bfloat16() for _ in range(3)] for count in exchange.token_counts]
     for _ in range(5):

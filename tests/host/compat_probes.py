@@ -44,10 +44,10 @@ INVERTED = {**IMAGE, "b": {"class_type": "ImageInvert", "inputs": {"image": ["a"
 
 @probe
 def where_the_host_is_and_which() -> None:
-    from sp_core.host import compat
+    from sp_core.host import comfy_api
 
-    expect(Path(compat.host_root(), "main.py").is_file(), "folder_paths.py no longer lies in the host's root")
-    expect(compat.version()[0].isdigit(), "comfyui_version.__version__ is no version")
+    expect(Path(comfy_api.host_root(), "main.py").is_file(), "folder_paths.py no longer lies in the host's root")
+    expect(comfy_api.version()[0].isdigit(), "comfyui_version.__version__ is no version")
 
 
 @probe
@@ -56,30 +56,30 @@ def the_executor_runs_a_part_of_a_graph_and_remembers_it() -> None:
 
     import torch
 
-    from sp_core.host import compat
+    from sp_core.host import comfy_api
 
-    executor = compat.make_executor(Server())
+    executor = comfy_api.make_executor(Server())
     with torch.inference_mode():
         executor.execute(copy.deepcopy(INVERTED), "one", {}, ["b"])
     expect(executor.success, f"PromptExecutor.execute(graph, id, extra, [node]) failed: {executor.status_messages}")
-    outputs = compat.cached_outputs(executor, "b")
+    outputs = comfy_api.cached_outputs(executor, "b")
     expect(outputs and tuple(outputs[0][0].shape) == (1, 8, 8, 3), "PromptExecutor.caches.outputs.get(node).outputs is not slot by slot")
     first = outputs[0][0]
     with torch.inference_mode():
         executor.execute(copy.deepcopy(INVERTED), "two", {}, ["b"])
-    expect(compat.cached_outputs(executor, "b")[0][0] is first, "the classic cache computes an unchanged graph again")
-    compat.trim_cache(executor, IMAGE)
-    expect(compat.cached_outputs(executor, "b") is None, "the classic cache keeps nodes that are no longer in the graph")
+    expect(comfy_api.cached_outputs(executor, "b")[0][0] is first, "the classic cache computes an unchanged graph again")
+    comfy_api.trim_cache(executor, IMAGE)
+    expect(comfy_api.cached_outputs(executor, "b") is None, "the classic cache keeps nodes that are no longer in the graph")
 
 
 @probe
 def a_failed_graph_says_which_node() -> None:
     import torch
 
-    from sp_core.host import compat
-    from sp_core.host.service import _execution_error
+    from sp_core.host import comfy_api
+    from sp_core.host.worker.service import _execution_error
 
-    executor = compat.make_executor(Server())
+    executor = comfy_api.make_executor(Server())
     graph = {"bad": {"class_type": "ImageInvert", "inputs": {}}}
     with torch.inference_mode():
         executor.execute(graph, "three", {}, ["bad"])
@@ -90,13 +90,13 @@ def a_failed_graph_says_which_node() -> None:
 @probe
 def one_node_pack_can_be_loaded() -> None:
     import nodes
-    from sp_core.host import compat
+    from sp_core.host import comfy_api
 
-    path = Path(compat.host_root(), "comfy_extras", "nodes_model_advanced.py")
+    path = Path(comfy_api.host_root(), "comfy_extras", "nodes_model_advanced.py")
     expect(path.is_file(), "comfy_extras/nodes_model_advanced.py is gone")
-    expect(compat.load_node_pack(str(path), "comfy_extras"), "nodes.load_custom_node(path, module_parent=...) does not load a file")
+    expect(comfy_api.load_node_pack(str(path), "comfy_extras"), "nodes.load_custom_node(path, module_parent=...) does not load a file")
     expect("ModelSamplingSD3" in nodes.NODE_CLASS_MAPPINGS, "a loaded pack's nodes are not in NODE_CLASS_MAPPINGS")
-    known = compat.node_catalogue()
+    known = comfy_api.node_catalogue()
     expect(known.get("ModelSamplingSD3") == ("comfy_extras", str(path)), "RELATIVE_PYTHON_MODULE does not lead to the file")
 
 
@@ -104,13 +104,13 @@ def one_node_pack_can_be_loaded() -> None:
 def cancel_is_asked_for_and_taken_back() -> None:
     import comfy.model_management as management
 
-    from sp_core.host import compat
+    from sp_core.host import comfy_api
 
-    compat.set_interrupt(True)
-    expect(compat.interrupted(), "processing_interrupted() does not see interrupt_current_processing()")
+    comfy_api.set_interrupt(True)
+    expect(comfy_api.interrupted(), "processing_interrupted() does not see interrupt_current_processing()")
     with contextlib.suppress(management.InterruptProcessingException):
-        compat.raise_interrupt()
-    expect(not compat.interrupted(), "throwing InterruptProcessingException does not take the request back")
+        comfy_api.raise_interrupt()
+    expect(not comfy_api.interrupted(), "throwing InterruptProcessingException does not take the request back")
 
 
 def _patcher() -> tuple[Any, list[str]]:
@@ -151,12 +151,14 @@ def memory_management_asks_a_patched_model() -> None:
     import comfy.model_management as management
     import torch
 
-    from sp_core.host import compat
+    from sp_core.host import comfy_api
 
     patcher, calls = _patcher()
     management.load_models_gpu([patcher])
     expect("partially_load" in calls, "load_models_gpu does not call ModelPatcher.partially_load")
-    expect(compat.loaded_weights(torch.device("cpu")) >= 1 << 20, "current_loaded_models has no device and model_loaded_memory() any more")
+    expect(
+        comfy_api.loaded_weights(torch.device("cpu")) >= 1 << 20, "current_loaded_models has no device and model_loaded_memory() any more"
+    )
     calls.clear()
     measured = management.get_free_memory
     management.get_free_memory = lambda device=None, torch_free_too=False: (0, 0) if torch_free_too else 0
@@ -175,14 +177,14 @@ def one_model_can_be_unloaded() -> None:
     import comfy.model_management as management
     import torch
 
-    from sp_core.host import compat
+    from sp_core.host import comfy_api
 
     patcher, calls = _patcher()
     management.load_models_gpu([patcher])
     calls.clear()
-    compat.unload(patcher)
+    comfy_api.unload(patcher)
     expect("detach" in calls, "unload_model_and_clones (or unload_all_models) does not detach the model")
-    expect(compat.loaded_weights(torch.device("cpu")) == 0, "an unloaded model is still counted")
+    expect(comfy_api.loaded_weights(torch.device("cpu")) == 0, "an unloaded model is still counted")
 
 
 @probe
@@ -192,19 +194,22 @@ def host_memory_is_shared_among_workers() -> None:
     import comfy.memory_management
     import comfy.model_management as management
 
-    from sp_core.host import compat
+    from sp_core.host import comfy_api
 
     before = management.MAX_PINNED_MEMORY, comfy.memory_management.RAM_CACHE_HEADROOM
     try:
         for pinned, share in ((-1, -1), (8 << 30, 2 << 30)):
             management.MAX_PINNED_MEMORY = pinned
-            compat.share_pinned_memory(4)
+            comfy_api.share_pinned_memory(4)
             expect(share == management.MAX_PINNED_MEMORY, f"{pinned} bytes to pin became {management.MAX_PINNED_MEMORY} for one of four")
-        executor = compat.make_executor(Server())
-        for run in (lambda: compat.execute(executor, copy.deepcopy(IMAGE), "probe", ["a"]), lambda: compat.trim_cache(executor, IMAGE)):
+        executor = comfy_api.make_executor(Server())
+        for run in (
+            lambda: comfy_api.execute(executor, copy.deepcopy(IMAGE), "probe", ["a"]),
+            lambda: comfy_api.trim_cache(executor, IMAGE),
+        ):
             run()
             headroom = comfy.memory_management.RAM_CACHE_HEADROOM
-            expect(4 << 30 <= headroom <= 20 << 30, f"memory that pins leave free behind a graph: {headroom}")
+            expect(4 << 30 <= headroom <= 20 << 30, f"memory that requested leave free behind a graph: {headroom}")
     finally:
         management.MAX_PINNED_MEMORY, comfy.memory_management.RAM_CACHE_HEADROOM = before
 
@@ -214,15 +219,15 @@ def what_the_host_does_behind_a_node_can_be_done_here() -> None:
     import comfy.model_management as management
     import comfy.model_prefetch
 
-    from sp_core.host import compat
+    from sp_core.host import comfy_api
 
     source = inspect.getsource(inspect.getmodule(__import__("execution")))
     behind = source.split("aimdo_enabled:", 1)[1].split("if has_pending_tasks", 1)[0]
     for call in ("reset_cast_buffers()", "cleanup_prefetch_queues()", "vbars_reset_watermark_limits()"):
         expect(call in behind, f"execution.py no longer calls {call} behind a node")
-    expect(behind.count("()") == 3 + behind.count("analyze()"), "execution.py does more behind a node than compat.end_of_node")
+    expect(behind.count("()") == 3 + behind.count("analyze()"), "execution.py does more behind a node than comfy_api.end_of_node")
     expect(callable(management.reset_cast_buffers) and callable(comfy.model_prefetch.cleanup_prefetch_queues), "a function is gone")
-    compat.end_of_node()
+    comfy_api.end_of_node()
 
 
 @probe
@@ -230,19 +235,19 @@ def free_memory_of_a_device_has_a_part_of_torchs() -> None:
     import comfy.model_management as management
     import torch
 
-    from sp_core.host import compat
+    from sp_core.host import comfy_api
 
-    expect(compat.spare_memory(_patcher()[0]) == 0, "a CPU has memory in reserve")
+    expect(comfy_api.spare_memory(_patcher()[0]) == 0, "a CPU has memory in reserve")
     parts = management.get_free_memory(torch.device("cpu"), torch_free_too=True)
     expect(len(parts) == 2, "get_free_memory(torch_free_too=True) no longer gives the total and torch's part")
-    expect(compat.dynamic_vram() is False, "dynamic VRAM without a GPU")
+    expect(comfy_api.dynamic_vram() is False, "dynamic VRAM without a GPU")
 
 
 @probe
 def patches_behind_our_node_come_through_these_methods() -> None:
     from comfy.model_patcher import ModelPatcher
 
-    from sp_core.host.patcher import SPModelPatcher
+    from sp_core.host.ui.patcher import SPModelPatcher
 
     for name, mine in vars(SPModelPatcher).items():
         theirs = getattr(ModelPatcher, name, None)
@@ -286,7 +291,7 @@ def wrappers_run_around_the_diffusion_model() -> None:
 @probe
 def samplers_have_names_and_one_function() -> None:
     import nodes
-    from sp_core.host.entry import sampler_choices
+    from sp_core.host.ui.node_api import sampler_choices
 
     samplers, schedulers = sampler_choices()
     expect("euler" in samplers and "simple" in schedulers, "comfy.samplers.KSampler has no SAMPLERS and SCHEDULERS")
@@ -298,7 +303,7 @@ def samplers_have_names_and_one_function() -> None:
 def workers_understand_the_command_line() -> None:
     from comfy.cli_args import parser
 
-    from sp_core.host.arguments import worker_arguments
+    from sp_core.host.ui.worker_arguments import worker_arguments
 
     line = "--listen 0.0.0.0 --port 8188 --lowvram --reserve-vram 1.5 --fp32-unet --cuda-device 0 --cache-lru 3 --preview-method auto"
     flags = worker_arguments([*line.split(), "--disable-smart-memory"], cpu=False)
@@ -325,10 +330,10 @@ def workers_understand_the_command_line() -> None:
 def the_node_that_runs_is_known() -> None:
     from comfy_execution.utils import CurrentNodeContext
 
-    from sp_core.host import compat
+    from sp_core.host import comfy_api
 
     with CurrentNodeContext("prompt", "17"):
-        expect(compat.executing_node()[0] == "17", "get_executing_context() does not tell the running node")
+        expect(comfy_api.executing_node()[0] == "17", "get_executing_context() does not tell the running node")
 
 
 @probe
@@ -337,11 +342,11 @@ def the_server_takes_routes_and_progress_lines() -> None:
 
     import server
 
-    from sp_core.host import compat
-    from sp_core.host.routes import register_routes
+    from sp_core.host import comfy_api
+    from sp_core.host.ui.routes import register_routes
 
     if not hasattr(server.PromptServer, "instance"):
-        expect(compat.server_routes() is None, "a server is found where none was made")
+        expect(comfy_api.server_routes() is None, "a server is found where none was made")
         server.PromptServer(asyncio.new_event_loop())
     expect(register_routes(), "PromptServer.instance.routes is gone")
     paths = [route.path for route in server.PromptServer.instance.routes]
@@ -396,9 +401,9 @@ def main(host: str) -> None:
     import comfy.options
 
     comfy.options.enable_args_parsing()
-    from sp_core.host import compat
+    from sp_core.host import comfy_api
 
-    compat.import_main()
+    comfy_api.import_main()
     found = {}
     for name, function in PROBES.items():
         try:
@@ -408,7 +413,7 @@ def main(host: str) -> None:
             found[name] = str(error)
         except BaseException:
             found[name] = traceback.format_exc(limit=-3)
-    print("\nprobes: " + json.dumps({"version": compat.version(), "found": found}))
+    print("\nprobes: " + json.dumps({"version": comfy_api.version(), "found": found}))
 
 
 if __name__ == "__main__":

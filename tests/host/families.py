@@ -393,9 +393,9 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
 
     enter_host(comfyui)
     from sp_core.comm import CollectiveTransport
-    from sp_core.host.planning import model_shape
-    from sp_core.host.verify import digest
+    from sp_core.host.worker.verify import digest
     from sp_core.plans import Engine, plan_for
+    from sp_core.plans.shape import model_shape
 
     groups = {size: dist.new_group(list(range(size))) for size in range(2, world_size + 1)}
     models: dict[str, Any] = {}

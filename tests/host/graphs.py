@@ -55,7 +55,7 @@ class Branch:
     graph: Graph
     devices: str | None = None
     #: further inputs of SP Model Patch
-    pins: dict[str, Any] = field(default_factory=dict)
+    requested: dict[str, Any] = field(default_factory=dict)
     #: wires of the patched MODELs, for the report
     patched: list[Link] = field(default_factory=list)
     report: Link | None = None
@@ -66,7 +66,7 @@ class Branch:
     def patch(self, model: Link) -> Link:
         if self.devices is None:
             return model
-        self.patched.append(self.add("SPModelPatch", model=model, devices=self.devices, **self.pins)[0])
+        self.patched.append(self.add("SPModelPatch", model=model, devices=self.devices, **self.requested)[0])
         return self.patched[-1]
 
 
@@ -128,10 +128,10 @@ class Comparison:
         assert max(self.errors) <= tolerance, f"relative L2 {self.errors}; {self.sp.report}"
 
 
-def branches(case: Case, devices: str, **pins: Any) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def branches(case: Case, devices: str, **requested: Any) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """A prompt with both branches, and the ids of the nodes that save the stock and the SP latent."""
     graph, saved = Graph(), []
-    for kind, branch in (("stock", Branch(graph)), ("sp", Branch(graph, devices, pins))):
+    for kind, branch in (("stock", Branch(graph)), ("sp", Branch(graph, devices, requested))):
         samples = case(branch)
         extra: dict[str, Any] = {"model": branch.patched[-1]} if branch.patched else {}
         if branch.report is not None:
@@ -146,9 +146,9 @@ def read(output: dict[str, Any]) -> Result:
     return Result([tensors[name] for name in sorted(tensors)], output["report"][0])
 
 
-def compare(server: ComfyServer, case: Case, devices: str, check: bool = True, **pins: Any) -> Comparison:
-    """Run ``case`` stock and on ``devices`` in one prompt; by default also check that both agree."""
-    prompt, saved = branches(case, devices, **pins)
+def compare(server: ComfyServer, case: Case, devices: str, check: bool = True, **requested: Any) -> Comparison:
+    """ForwardState ``case`` stock and on ``devices`` in one prompt; by default also check that both agree."""
+    prompt, saved = branches(case, devices, **requested)
     outputs = server.run(prompt)
     comparison = Comparison(*(read(outputs[node]) for node in saved))
     print(f"\n{case.__name__} on {devices}: relative L2 {', '.join(f'{error:.2g}' for error in comparison.errors)}; {comparison.layout}")
@@ -164,9 +164,9 @@ def nodes_of(case: Case) -> list[dict[str, Any]]:
     return list(graph.prompt.values())
 
 
-def run_sp(server: ComfyServer, case: Case, devices: str = "cpu:2", **pins: Any) -> Result:
+def run_sp(server: ComfyServer, case: Case, devices: str = "cpu:2", **requested: Any) -> Result:
     """The SP branch alone."""
     graph = Graph()
-    branch = Branch(graph, devices, pins)
+    branch = Branch(graph, devices, requested)
     node = branch.add("SPTestSaveLatent", samples=case(branch), name=f"{case.__name__}-alone")
     return read(server.run(graph.prompt)[node.id])

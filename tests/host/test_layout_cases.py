@@ -36,14 +36,16 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, list[Case]]] = {
 
 def cases() -> list[Any]:
     return [
-        pytest.param(pins, words, case, id=f"{name}-{case.__name__}") for name, (pins, words, chosen) in LAYOUTS.items() for case in chosen
+        pytest.param(requested, words, case, id=f"{name}-{case.__name__}")
+        for name, (requested, words, chosen) in LAYOUTS.items()
+        for case in chosen
     ]
 
 
-@pytest.mark.parametrize(("pins", "words", "case"), cases())
-def test_same_as_stock(server: ComfyServer, pins: dict[str, Any], words: str, case: Case, require: Callable[[Case], None]) -> None:
+@pytest.mark.parametrize(("requested", "words", "case"), cases())
+def test_same_as_stock(server: ComfyServer, requested: dict[str, Any], words: str, case: Case, require: Callable[[Case], None]) -> None:
     require(case)
-    assert words in compare(server, case, DEVICES, **pins).layout
+    assert words in compare(server, case, DEVICES, **requested).layout
 
 
 def test_tokens_that_are_no_grid(server: ComfyServer, require: Callable[[Case], None]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from campaign import CAMPAIGN
 from host.graphs import TOLERANCE, Branch, Case, Graph, Link, compare, latent, load, read, relative, sample, text
 
-from sp_core.cost import Degrees
+from sp_core.planner.degrees import Degrees
 
 DEVICES = "cpu:4"
 #: starting five, six and eight workers takes minutes on two cores: a campaign does it (SP_CAMPAIGN=1)
@@ -55,13 +55,13 @@ def layouts(count: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def expected_words(count: int, pins: dict[str, Any]) -> str:
+def expected_words(count: int, requested: dict[str, Any]) -> str:
     """How the report names a layout that is pinned; "" for one that is not."""
-    if not pins:
+    if not requested:
         return ""
-    dp, ring = pins["cfg_split"], pins["ring"]
+    dp, ring = requested["cfg_split"], requested["ring"]
     words = f"{count} devices: {Degrees(dp, ring, count // dp // ring).describe()}, "
-    return words + pins.get("layout", "")
+    return words + requested.get("layout", "")
 
 
 @pytest.mark.parametrize("count", COUNTS, ids="cpu:{}".format)
@@ -85,8 +85,8 @@ def _run_all(server: Any, case: Case, count: int) -> tuple[Any, dict[str, Any]]:
     graph = Graph()
     plain = Branch(graph)
     nodes = {"stock": plain.add("SPTestSaveLatent", samples=case(plain), name=f"{case.__name__}-stock").id}
-    for name, pins in layouts(count).items():
-        branch = Branch(graph, f"cpu:{count}", pins)
+    for name, requested in layouts(count).items():
+        branch = Branch(graph, f"cpu:{count}", requested)
         samples = case(branch)
         saved = branch.add("SPTestSaveLatent", samples=samples, name=f"{case.__name__}-{name}".replace(" ", "-"), model=branch.patched[-1])
         nodes[name] = saved.id
@@ -119,14 +119,14 @@ def test_a_second_stage_without_guidance_uses_all_devices_for_the_sequence(serve
 
 
 @pytest.mark.parametrize(
-    ("pins", "message"),
+    ("requested", "message"),
     [({"ring": 3}, "ring 3 cannot be laid over 4 devices. Nearest possible: "), ({"cfg_split": 2, "ulysses": 3}, "cannot be laid over 4")],
 )
-def test_impossible_pins_are_refused_when_the_prompt_is_validated(server, pins, message):
+def test_impossible_pins_are_refused_when_the_prompt_is_validated(server, requested, message):
     from sp_core.demo.comfy_server import PromptFailed
 
     graph = Graph()
-    branch = Branch(graph, "cpu:4", pins)
+    branch = Branch(graph, "cpu:4", requested)
     branch.add("SPTestSaveLatent", samples=wan(branch), name="never")
     with pytest.raises(PromptFailed, match=message):
         server.queue(graph.prompt)

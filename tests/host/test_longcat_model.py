@@ -13,7 +13,7 @@ from distributed.longcat_ranks import CASES, enter_host, forward, inputs, load, 
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sp_core.models.longcat_keys import fused_parts, rekeyed_name
+from sp_core.models.longcat.keys import fused_parts, rekeyed_name
 
 TOLERANCE = 1e-5
 
@@ -165,7 +165,7 @@ def test_conditioning_frames_get_no_text(model: Any) -> None:
 )
 def test_conditioning_is_whole_latent_frames(available: int, wanted: int, used: int) -> None:
     """Trap 8: 4 k + 1 frames."""
-    from sp_core.models.longcat_patches import conditioning_frames
+    from sp_core.models.longcat.patches import conditioning_frames
 
     assert conditioning_frames(available, wanted) == used
 
@@ -224,7 +224,7 @@ def test_blocks_left_out_while_filling_are_told(model: Any) -> None:
 
 
 def test_cleanup_empties_the_cache(patcher: Any, model: Any) -> None:
-    from sp_core.models.longcat_patches import with_kv_cache
+    from sp_core.models.longcat.patches import with_kv_cache
 
     cached = with_kv_cache(patcher, "gpu")
     model(**inputs("continuation_cached"), transformer_options=cached.model_options["transformer_options"])

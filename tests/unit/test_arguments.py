@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sp_core.host.arguments import worker_arguments
+from sp_core.host.ui.worker_arguments import worker_arguments
 
 ALWAYS = ["--disable-all-custom-nodes", "--disable-api-nodes"]
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from sp_core.cost import Machine
 from sp_core.doctor.heatmap import CELL, heat_map
 from sp_core.doctor.verdict import EXPECTED, expectations, sentences, verdict
+from sp_core.planner.cost import MeasuredRates
 
 ROOT = Path(__file__).resolve().parents[2]
-NVLINK = Machine("H100 NVLink", 600e12, 450e9)
-STAGED = Machine("4090 without P2P", 140e12, 10e9)
-STRING = Machine("a link like wet string", 600e12, 20e6)
+NVLINK = MeasuredRates("H100 NVLink", 600e12, 450e9)
+STAGED = MeasuredRates("4090 without P2P", 140e12, 10e9)
+STRING = MeasuredRates("a link like wet string", 600e12, 20e6)
 
 
 def report(count: int, links: dict | None = None, expected: list | None = None, **devices) -> dict:

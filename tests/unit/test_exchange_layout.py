@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from sp_core.comm.native import CExchange
-from sp_core.comm.native_cuda import CLaunch, CStatus
-from sp_core.comm.peer import block_count
+from sp_core.comm.native.addresses import ALIGN, MAX_WORLD, Copy, Exchange, ExchangeKind, block_share, row_at, vector_bytes
+from sp_core.comm.native.cpu import CExchange
+from sp_core.comm.native.cuda import CLaunch, CStatus
+from sp_core.comm.transports.peer import block_count
 from sp_core.layout import shard_sizes
-from sp_core.layout.exchange import ALIGN, MAX_WORLD, Copy, Exchange, Kind, block_share, row_at, vector_bytes
 
 ROOT = Path(__file__).parents[2]
 GENERATED = 1200
@@ -28,7 +28,7 @@ def generated_exchange(random: random.Random, large: bool) -> Exchange:
     most = 200_000 if large else 7
     counts = tuple(random.choice((0, random.randint(0, most), most)) for _ in range(world_size))
     return Exchange(
-        kind=random.choice(list(Kind)),
+        kind=random.choice(list(ExchangeKind)),
         tensors=random.randint(1, 4),
         batch=random.randint(1, 4 if large else 3),
         heads=random.randint(1, 64 if large else 9),
@@ -39,7 +39,7 @@ def generated_exchange(random: random.Random, large: bool) -> Exchange:
 
 def source_rows(exchange: Exchange, rank: int) -> tuple[int, int]:
     """(tokens, heads) of a tensor that ``rank`` brings."""
-    if exchange.kind is Kind.GATHER_HEADS:
+    if exchange.kind is ExchangeKind.GATHER_HEADS:
         return exchange.tokens, exchange.heads_of(rank)
     return exchange.token_counts[rank], exchange.heads
 
@@ -240,7 +240,7 @@ def test_python_and_the_kernel_mean_the_same_structures(kernel_on_cpu: Path) -> 
     ],
 )
 def test_block_count_follows_from_what_all_ranks_know(tokens: int, world_size: int, processors: int, blocks: int) -> None:
-    exchange = Exchange(Kind.SCATTER_HEADS, 3, 1, 64, 256, shard_sizes(tokens, world_size))
+    exchange = Exchange(ExchangeKind.SCATTER_HEADS, 3, 1, 64, 256, shard_sizes(tokens, world_size))
     assert block_count(exchange, processors) == blocks
 
 

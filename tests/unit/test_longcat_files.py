@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from sp_core.models.longcat_keys import detect, fused_parts, official_name, rekeyed_name, to_official
-from sp_core.models.longcat_lora import convert_lora, is_official, key_aliases
-from sp_core.models.longcat_schedules import SCHEDULES, cfg_zero
+from sp_core.models.longcat.keys import detect, fused_parts, official_name, rekeyed_name, to_official
+from sp_core.models.longcat.lora import convert_lora, is_official, key_aliases
+from sp_core.models.longcat.schedules import SCHEDULES, cfg_zero
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 SIGMAS = json.loads((FIXTURES / "longcat_vectors.json").read_text())["sigmas"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sp_core.mesh import axis_groups, axis_members
+from sp_core.parallel.mesh import axis_groups, axis_members
 
 VECTORS = json.loads((Path(__file__).parents[1] / "fixtures" / "longcat_vectors.json").read_text())
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sp_core.attention.local import attention_with_lse
-from sp_core.layout.modality import Modality, compute_sequence_partition, pad_modality_for_uniform_sharding, tile_modality_for_rank
+from sp_core.ports.ltx2_modality import Modality, compute_sequence_partition, pad_modality_for_uniform_sharding, tile_modality_for_rank
 
 B, C = 2, 4
 

@@ -7,15 +7,15 @@ import torch
 
 from sp_core.errors import SPError
 from sp_core.layout import FlatLayout, SequenceLayout, TileLayout
-from sp_core.plans.cuts import joint_by_token, joint_segments, segment, segments
-from sp_core.plans.run import Run
+from sp_core.plans.forward_state import ForwardState
+from sp_core.plans.shard_rules import joint_by_token, joint_segments, segment, segments
 
 LAYOUTS = [FlatLayout(30, 4), TileLayout((2, 5, 3), (1, 3)), TileLayout((2, 4, 3), (2, 1), prefix=3, suffix=3)]
 SEGMENTS = [(0, 4, 7), (4, 5, 2), (5, 21, 7), (21, None, 0)]
 
 
-def run_of(layout: SequenceLayout, rank: int, whole: int = 0) -> Run:
-    run = Run(rank, layout.world_size)
+def run_of(layout: SequenceLayout, rank: int, whole: int = 0) -> ForwardState:
+    run = ForwardState(rank, layout.world_size)
     run.start(layout)
     run.whole_tokens = whole
     return run

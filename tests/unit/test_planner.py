@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from sp_core.cost import Degrees, Machine, ModelShape, predict, speed_up
 from sp_core.errors import SPError
-from sp_core.planner import NO_PINS, Pins, candidates, check_pins, choose, possible_degrees
+from sp_core.planner.choose import candidates, choose
+from sp_core.planner.cost import MeasuredRates, ModelShape, predict, speed_up
+from sp_core.planner.degrees import NOTHING_REQUESTED, Degrees, RequestedDegrees, check_requested, possible_degrees
 
 WAN_14B = ModelShape("Wan-14B", 40, 40, 128, 22.8 * 5120**2)
 LTX_2 = ModelShape("LTX-2", 48, 32, 128, 32 * 4096**2)
-NVLINK = Machine("H100 NVLink", 600e12, 450e9)
-PCIE = Machine("4090 PCIe P2P", 140e12, 25e9)
-STAGED = Machine("4090 host-staged", 140e12, 10e9)
-SLOW_LINK = Machine("a link like wet string", 140e12, 50e6)
+NVLINK = MeasuredRates("H100 NVLink", 600e12, 450e9)
+PCIE = MeasuredRates("4090 PCIe P2P", 140e12, 25e9)
+STAGED = MeasuredRates("4090 host-staged", 140e12, 10e9)
+SLOW_LINK = MeasuredRates("a link like wet string", 140e12, 50e6)
 
 
 @pytest.mark.parametrize("world_size", range(1, 17))
@@ -25,44 +26,44 @@ def test_every_layout_uses_every_device_once(world_size):
 
 
 @pytest.mark.parametrize(
-    ("pins", "world_size", "message"),
+    ("requested", "world_size", "message"),
     [
-        (Pins(ulysses=3), 4, "Ulysses 3 cannot be laid over 4 devices. Nearest possible: "),
-        (Pins(cfg=2), 3, "CFG 2 cannot be laid over 3 devices"),
-        (Pins(ring=2, ulysses=2), 8, None),
-        (Pins(cfg=1, ring=3, ulysses=2), 8, "ring 3 x Ulysses 2 cannot be laid over 8 devices"),
-        (Pins(layout="spiral"), 4, "'spiral' is no layout; there are auto, flat, tiles"),
-        (Pins(cfg=2, ring=2, ulysses=2), 8, None),
-        (NO_PINS, 7, None),
+        (RequestedDegrees(ulysses=3), 4, "Ulysses 3 cannot be laid over 4 devices. Nearest possible: "),
+        (RequestedDegrees(cfg=2), 3, "CFG 2 cannot be laid over 3 devices"),
+        (RequestedDegrees(ring=2, ulysses=2), 8, None),
+        (RequestedDegrees(cfg=1, ring=3, ulysses=2), 8, "ring 3 x Ulysses 2 cannot be laid over 8 devices"),
+        (RequestedDegrees(layout="spiral"), 4, "'spiral' is no layout; there are auto, flat, tiles"),
+        (RequestedDegrees(cfg=2, ring=2, ulysses=2), 8, None),
+        (NOTHING_REQUESTED, 7, None),
     ],
 )
-def test_impossible_pins_are_refused_with_what_is_possible(pins, world_size, message):
+def test_impossible_pins_are_refused_with_what_is_possible(requested, world_size, message):
     if message is None:
-        check_pins(pins, world_size)
+        check_requested(requested, world_size)
     else:
         with pytest.raises(SPError, match=message):
-            check_pins(pins, world_size)
+            check_requested(requested, world_size)
 
 
 @pytest.mark.parametrize(
-    ("world_size", "conditionings", "pins", "expected"),
+    ("world_size", "conditionings", "requested", "expected"),
     [
-        (2, 2, NO_PINS, Degrees(2, 1, 1)),
-        (2, 1, NO_PINS, Degrees(1, 1, 2)),
-        (3, 2, NO_PINS, Degrees(1, 1, 3)),
-        (8, 2, NO_PINS, Degrees(2, 1, 4)),
-        (8, 3, NO_PINS, Degrees(1, 1, 8)),
-        (8, 2, Pins(cfg=1), Degrees(1, 1, 8)),
-        (8, 2, Pins(ring=2), Degrees(2, 2, 2)),
+        (2, 2, NOTHING_REQUESTED, Degrees(2, 1, 1)),
+        (2, 1, NOTHING_REQUESTED, Degrees(1, 1, 2)),
+        (3, 2, NOTHING_REQUESTED, Degrees(1, 1, 3)),
+        (8, 2, NOTHING_REQUESTED, Degrees(2, 1, 4)),
+        (8, 3, NOTHING_REQUESTED, Degrees(1, 1, 8)),
+        (8, 2, RequestedDegrees(cfg=1), Degrees(1, 1, 8)),
+        (8, 2, RequestedDegrees(ring=2), Degrees(2, 2, 2)),
         # a second stage at CFG 1 has nothing to halve: all devices share the sequence
-        (8, 1, Pins(cfg=2), Degrees(1, 1, 8)),
-        (8, 1, Pins(cfg=2, ring=2), Degrees(1, 2, 4)),
+        (8, 1, RequestedDegrees(cfg=2), Degrees(1, 1, 8)),
+        (8, 1, RequestedDegrees(cfg=2, ring=2), Degrees(1, 2, 4)),
     ],
 )
 @pytest.mark.parametrize("knows", [False, True], ids=["blind", "measured"])
-def test_choice(world_size, conditionings, pins, expected, knows):
+def test_choice(world_size, conditionings, requested, expected, knows):
     known = {"shape": WAN_14B, "tokens": 75_600, "machine": PCIE} if knows else {}
-    assert choose(world_size, conditionings, pins, **known).degrees == expected
+    assert choose(world_size, conditionings, requested, **known).degrees == expected
 
 
 def test_a_ring_only_where_ranks_would_have_no_head():
@@ -83,7 +84,7 @@ def test_devices_stay_idle_where_more_would_be_slower():
     # with two conditionings halves exchange nothing, so two of the four pay
     assert choose(4, 2, shape=LTX_2, tokens=2_000, machine=SLOW_LINK, may_idle=True).degrees == Degrees(2, 1, 1)
     # a pin is the user's word
-    assert choose(4, 1, Pins(ulysses=4), shape=LTX_2, tokens=2_000, machine=SLOW_LINK, may_idle=True).degrees.ranks == 4
+    assert choose(4, 1, RequestedDegrees(ulysses=4), shape=LTX_2, tokens=2_000, machine=SLOW_LINK, may_idle=True).degrees.ranks == 4
 
 
 def test_idle_devices_are_no_way_to_a_ring_that_cannot_be():
@@ -105,8 +106,8 @@ def test_the_line():
 @pytest.mark.parametrize("world_size", range(1, 17))
 @pytest.mark.parametrize("conditionings", [1, 2, 3, 4])
 def test_a_candidate_always_exists_and_splits_the_batch_evenly(world_size, conditionings):
-    for pins in (NO_PINS, Pins(cfg=2), Pins(ring=2), Pins(cfg=1)):
-        found = candidates(world_size, conditionings, pins)
+    for requested in (NOTHING_REQUESTED, RequestedDegrees(cfg=2), RequestedDegrees(ring=2), RequestedDegrees(cfg=1)):
+        found = candidates(world_size, conditionings, requested)
         assert found
         assert all(conditionings % degrees.dp == 0 and degrees.ranks == world_size for degrees in found)
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from sp_core.errors import SPError
 from sp_core.layout import FlatLayout, SequenceLayout, TileLayout, choose_split
-from sp_core.plans.cuts import by_frame, by_token, compressed_timestep, frame_rows, item, rope_tables
-from sp_core.plans.run import Run
+from sp_core.plans.forward_state import ForwardState
+from sp_core.plans.shard_rules import by_frame, by_token, compressed_timestep, frame_rows, item, rope_tables
 
 
-def runs(layout: SequenceLayout) -> list[Run]:
-    made = [Run(rank, layout.world_size) for rank in range(layout.world_size)]
+def runs(layout: SequenceLayout) -> list[ForwardState]:
+    made = [ForwardState(rank, layout.world_size) for rank in range(layout.world_size)]
     for run in made:
         run.start(layout)
     return made
@@ -175,14 +175,14 @@ def test_plain_timesteps_of_an_av_model() -> None:
 
 
 def test_one_object_is_cut_once_a_forward() -> None:
-    run, rule, value = Run(1, 2), by_token(1), torch.randn(1, 6, 2)
+    run, rule, value = ForwardState(1, 2), by_token(1), torch.randn(1, 6, 2)
     run.start(FlatLayout(6, 2))
     assert run.cut(value, rule) is run.cut(value, rule)
     assert run.cut(value.clone(), rule) is not run.cut(value, rule)
 
 
 def test_too_few_tokens_to_share() -> None:
-    run = Run(0, 4)
+    run = ForwardState(0, 4)
     run.start(FlatLayout(3, 4))
     assert run.decided
     assert not run.started

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sp_core.errors import SPError
-from sp_core.host.recipe import Recipe, is_link, trace, union
+from sp_core.host.ui.recipe import Recipe, is_link, trace, union
 
 LOADER = {"class_type": "UNETLoader", "inputs": {"unet_name": "a.safetensors", "weight_dtype": "default"}}
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sp_core.host import compat
-from sp_core.host.model import RemoteModel, room_for_activations
+from sp_core.host import comfy_api
+from sp_core.host.ui.remote_model import RemoteModel, room_for_activations
 from sp_core.plans import plan_named
-from sp_core.pool.arena import SharedArena
-from sp_core.pool.board import Board
 from sp_core.pool.devices import WorkerDevice
+from sp_core.pool.shared_buffer import SharedBuffer
+from sp_core.pool.shared_state import SharedState
 
 GB = 1 << 30
 
@@ -50,19 +50,19 @@ def test_which_worker_is_on_a_device(worker: WorkerDevice, device: str, same: bo
 def test_the_room_is_the_same_before_and_behind_the_first_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = (WorkerDevice("cuda", 1), WorkerDevice("cuda", 0))
     model = RemoteModel(SimpleNamespace(key="key"), devices, plan_named("WanModel"), 14 * GB)  # type: ignore[arg-type]
-    arena = SharedArena.create(tmp_path, "board", Board.nbytes(2))
-    pool = SimpleNamespace(devices=devices, board=Board(arena, 2))
+    arena = SharedBuffer.create(tmp_path, "shared_state", SharedState.nbytes(2))
+    pool = SimpleNamespace(devices=devices, shared_state=SharedState(arena, 2))
     session = SimpleNamespace(pool=None)
     monkeypatch.setattr(model, "_session", lambda: SimpleNamespace(running_pool=lambda: session.pool))
     dynamic = False
-    monkeypatch.setattr(compat, "dynamic_vram", lambda: dynamic)
+    monkeypatch.setattr(comfy_api, "dynamic_vram", lambda: dynamic)
 
     def room(free: float, device: str = "cuda:0") -> float:
         return model.room(int(free * GB), torch.device(device)) / GB
 
     def worker(rank: int, weights: float, spare: float) -> None:
-        pool.board.show_weights(rank, int(weights * GB))
-        pool.board.show_spare(rank, int(spare * GB))
+        pool.shared_state.show_weights(rank, int(weights * GB))
+        pool.shared_state.show_spare(rank, int(spare * GB))
 
     assert room(22) == 8, "without workers all weights are still to come"
     session.pool = pool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sp_core.layout import FlatLayout, TileLayout
-from sp_core.layout.traffic import CrossAttention, ForwardShape, attention_bytes, cross_bytes, forward_bytes
+from sp_core.planner.traffic import CrossAttention, ForwardShape, attention_bytes, cross_bytes, forward_bytes
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 8])

@@ -32,7 +32,7 @@ class SPTestMemoryDemand:
         import comfy.model_management as management
         import comfy.model_patcher
 
-        from sp_core.host.status import status
+        from sp_core.host.ui.status import status
 
         def held():
             return [worker["weight_bytes"] for worker in status()["workers"]]
@@ -102,11 +102,11 @@ class SPTestReleaseOneRank:
     CATEGORY = "test"
 
     def release(self, samples, model, rank):
-        from sp_core.host.session import session
+        from sp_core.host.ui.session import session
 
         pool = session().running_pool()
         pool.call("release", {**model.sp.release_body(pool), "ranks": [rank], "wholly": False})
-        return {"ui": {"held": [pool.board.weights(other) for other in range(pool.world_size)]}, "result": (samples,)}
+        return {"ui": {"held": [pool.shared_state.weights(other) for other in range(pool.world_size)]}, "result": (samples,)}
 
 
 class SPTestUnsteadyLink(ModelNode):
@@ -122,10 +122,10 @@ class SPTestUnsteadyLink(ModelNode):
 
     def patch(self, model, number):
         if _rank() is not None:
-            from sp_core.cost import Machine
-            from sp_core.host import service
+            from sp_core.host.worker import service
+            from sp_core.planner.cost import MeasuredRates
 
-            machines = itertools.cycle(Machine("test", *rates) for rates in self.MACHINES)
+            machines = itertools.cycle(MeasuredRates("test", *rates) for rates in self.MACHINES)
             choose = getattr(service, "steady_choose", service.choose)
             service.steady_choose = choose
             service.choose = lambda *args, **named: choose(*args, **{**named, "machine": next(machines), "may_idle": True})
@@ -137,7 +137,7 @@ class SPTestSteadyLink(SPTestUnsteadyLink):
 
     def patch(self, model, number):
         if _rank() is not None:
-            from sp_core.host import service
+            from sp_core.host.worker import service
 
             service.choose = getattr(service, "steady_choose", service.choose)
         return (model.clone(),)

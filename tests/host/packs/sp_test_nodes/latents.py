@@ -136,7 +136,7 @@ class SPTestSaveLatent:
         path = os.path.join(folder_paths.get_output_directory(), f"{name}.safetensors")
         save_file({f"part{i}": part.contiguous().float() for i, part in enumerate(parts)}, path)
         if model is not None:
-            from sp_core.host.report import report as report_of
+            from sp_core.host.ui.report import report as report_of
 
             report = report_of(model)
         return {"ui": {"saved": [path], "report": [report]}}

@@ -188,8 +188,8 @@ class SPTestSabotage:
         from dataclasses import replace
 
         from sp_core.plans import LTXAV, PLANS, WAN, override
-        from sp_core.plans.cuts import by_token
-        from sp_core.plans.plan import Site, flat_layout
+        from sp_core.plans.plan import HookPoint, flat_layout
+        from sp_core.plans.shard_rules import by_token
 
         def by_rank(value, run):
             return value + 1e-3 * run.rank
@@ -208,7 +208,7 @@ class SPTestSabotage:
         plans = {
             # what a split of the tokens does that leaves per-frame modulation as it is
             "frames forgotten": replace(
-                with_blocks(WAN, cuts={"freqs": by_token(1)}), choose_layout=flat_layout, sites=(Site("head", gather=True),)
+                with_blocks(WAN, cuts={"freqs": by_token(1)}), choose_layout=flat_layout, sites=(HookPoint("head", gather=True),)
             ),
             "video to audio forgotten": with_blocks(LTXAV, attentions=audio_video.attentions[:1]),
             "ranks differ": with_blocks(LTXAV, cuts={**audio_video.cuts, "a_timestep": by_rank}),

@@ -1,0 +1,1 @@
+"""The compiled part: how it is built, and how it is called."""

@@ -1,0 +1,1 @@
+"""One file a way of moving shards between ranks."""

@@ -1,0 +1,218 @@
+"""The MODEL that SP Model Patch returns."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import comfy.model_patcher
+import comfy.utils
+from comfy.patcher_extension import WrappersMP
+
+from ...errors import SPError
+from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees
+from ...plans import plan_for
+from ...pool.devices import WorkerDevice
+from .. import comfy_api
+from ..options import name_of, placed_too_late, refuse_late_patches, without_model_patches
+from .proxy_module import make_remote
+from .recipe import Recipe
+from .remote_model import RemoteModel
+
+
+class SPModelPatcher(comfy.model_patcher.ModelPatcher):
+    """A ModelPatcher whose diffusion model computes in the workers.
+
+    It has a BaseModel of its own (sharing everything but the diffusion model), so a plain
+    clone of the same loader's MODEL, used in the same prompt, is not touched.
+    """
+
+    sp: RemoteModel
+
+    def clone(self, *args: Any, **kwargs: Any) -> SPModelPatcher:
+        other = super().clone(*args, **kwargs)
+        other.sp = self.sp
+        return other
+
+    def pre_run(self) -> None:
+        refuse_late_patches(self.model_options.get("transformer_options", {}))
+        _refuse_compiled(self)
+        self.sp.prepare()
+        super().pre_run()
+
+    def cleanup(self) -> None:
+        super().cleanup()
+        self.sp.finish()
+
+    # -- memory: what worker 0 holds on this process's device is what the host manages ----
+
+    def loaded_size(self) -> int:
+        return min(self.model_size(), self.sp.resident_bytes)
+
+    def partially_load(self, device_to: Any, extra_memory: Any = 0, force_patch_weights: bool = False) -> int:
+        before = self.loaded_size()
+        self.sp.allowance = before + extra_memory
+        self.patch_model(device_to, load_weights=False)
+        self.sp.prepare()
+        self.model.device = device_to
+        return self.loaded_size() - before
+
+    def partially_unload(self, device_to: Any, memory_to_free: Any = 0, force_patch_weights: bool = False) -> int:
+        """The host wants memory: the workers' weights leave the devices. All or nothing, so the answer is their size."""
+        if self.sp.keep_loaded == "always":
+            # told less, the host would detach the model and forget it, and the unload button would not find it any more;
+            # what is really free it measures anyway
+            return int(memory_to_free)
+        freed = self.loaded_size()
+        self.sp.release(self.load_device)
+        return freed
+
+    def get_free_memory(self, device: Any) -> int:
+        """What the host's choice to batch conditionings goes by; the same before and after the workers have loaded."""
+        return self.sp.room(int(super().get_free_memory(device)), device)
+
+    def detach(self, unpatch_all: bool = True) -> Any:
+        # else a clone takes over what is loaded, and the host goes on to count it
+        if unpatch_all:
+            self.sp.release()
+        return super().detach(unpatch_all)
+
+    # -- what only the workers could honour ------------------------------------------
+
+    def add_patches(self, patches: Any, *args: Any, **kwargs: Any) -> Any:
+        if not patches:
+            return super().add_patches(patches, *args, **kwargs)
+        raise self._too_late(f"A weight patch of {len(patches)} weights (a LoRA or a merge)")
+
+    def add_hook_patches(self, hook: Any, patches: Any, *args: Any, **kwargs: Any) -> Any:
+        raise self._too_late("A weight hook")
+
+    def add_object_patch(self, name: str, obj: Any) -> None:
+        if _inside_the_model(name):
+            raise self._too_late(f"An object patch of {name}")
+        super().add_object_patch(name, obj)
+
+    def add_weight_wrapper(self, name: str, function: Any) -> None:
+        raise self._too_late(f"A weight wrapper of {name} ({name_of(function)})")
+
+    def set_model_compute_dtype(self, dtype: Any) -> None:
+        raise self._too_late(f"A compute dtype ({dtype})")
+
+    def set_model_patch(self, patch: Any, name: str) -> None:
+        raise self._too_late(f"A patch ({name}: {name_of(patch)})")
+
+    def set_model_patch_replace(self, patch: Any, name: str, block_name: str, number: Any, transformer_index: Any = None) -> None:
+        raise self._too_late(f"A patch ({name} of {block_name} {number}: {name_of(patch)})")
+
+    def set_model_optimized_attention(self, optimized_attention: Any) -> None:
+        raise self._too_late(f"An attention function ({name_of(optimized_attention)})")
+
+    def set_injections(self, key: str, injections: Any) -> None:
+        if injections:
+            raise self._too_late(f"An injection ({key})")
+
+    # -- nodes that read weights: here they are as the file has them, without the patches that the workers apply
+
+    def get_key_patches(self, filter_prefix: Any = None) -> Any:
+        raise self._too_late("A merge that reads the model's weights")
+
+    def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._too_late("A request for the model's weights")
+
+    @staticmethod
+    def _too_late(what: str) -> Exception:
+        node_id, class_type = comfy_api.executing_node()
+        return placed_too_late(what, f"{class_type} (node {node_id})" if class_type else "the node that adds it")
+
+
+def make_sp_patcher(
+    source: comfy.model_patcher.ModelPatcher,
+    recipe: Recipe,
+    devices: tuple[WorkerDevice, ...],
+    keep_loaded: str = "auto",
+    requested: RequestedDegrees = NOTHING_REQUESTED,
+) -> SPModelPatcher:
+    """Wrap what a node received: same options, same sampling, computing on ``devices``.
+
+    Raises:
+        SPError: no plan for this architecture.
+    """
+    local = source.get_model_object("diffusion_model")
+    plan = plan_for(local)
+    _refuse_compiled(source)
+    comfy_api.off_the_device(source)
+    sp = RemoteModel(recipe, devices, plan, source.model_size(), keep_loaded, requested)
+    base = _own_base_model(source)
+    base.diffusion_model = make_remote(local, plan, sp)
+    # activations are shared out too, so the host should batch conditionings where one device could not
+    base.memory_usage_factor = source.model.memory_usage_factor / len(devices)
+    # weights that lie on other devices than this process's are none of its memory management's business
+    size = source.model_size() if sp.shares(source.load_device) else 1
+    patcher = SPModelPatcher(base, source.load_device, source.offload_device, size=size)
+    patcher.sp = sp
+
+    options = comfy.utils.deepcopy_list_dict(source.model_options)
+    options["transformer_options"] = without_model_patches(options.get("transformer_options", {}))
+    patcher.model_options = options
+    patcher.object_patches = {name: value for name, value in source.object_patches.items() if not _inside_the_model(name)}
+    for mine, theirs in ((patcher.callbacks, source.callbacks), (patcher.wrappers, source.wrappers)):
+        for kind, by_key in theirs.items():
+            mine[kind] = {key: list(functions) for key, functions in by_key.items()}
+    patcher.attachments = dict(source.attachments)
+    return patcher
+
+
+def _refuse_compiled(patcher: comfy.model_patcher.ModelPatcher) -> None:
+    """A compiled model would take the place of the remote one and compute here, without the workers."""
+    if patcher.wrappers.get(WrappersMP.APPLY_MODEL, {}).get("torch.compile"):
+        raise SPError(
+            "A model compiled by torch.compile computes in this process only. Remove the node that compiles it, or SP Model Patch"
+        )
+
+
+def _own_base_model(source: comfy.model_patcher.ModelPatcher) -> Any:
+    """A BaseModel that shares the source's parts but not its identity: what is set on one is not seen on the other.
+
+    All clones of a MODEL share one BaseModel, and the host leaves in it what the clone that ran last had patched
+    (a node of model sampling in another branch). What stood there before is in the backup that the clones share too.
+    """
+    own = _shallow(source.model)
+    for name, original in source.object_patches_backup.items():
+        if not _inside_the_model(name):
+            _set(own, name, original)
+    for name in ("dynamic_vbars", "dynamic_pins"):
+        own.__dict__.pop(name, None)
+    own.__dict__ |= {
+        "model_loaded_weight_memory": 0,
+        "lowvram_patch_counter": 0,
+        "model_lowvram": False,
+        "current_weight_patches_uuid": None,
+        "model_offload_buffer_memory": 0,
+        "current_patcher": None,
+        "device": None,
+    }
+    return own
+
+
+def _inside_the_model(name: str) -> bool:
+    """An attribute of a BaseModel that only the workers could honour."""
+    return name == "diffusion_model" or name.startswith("diffusion_model.")
+
+
+def _shallow(module: Any) -> Any:
+    """A copy of a module with the same parts, to which others can be given."""
+    own = copy.copy(module)
+    for name in ("_modules", "_parameters", "_buffers"):
+        if name in module.__dict__:
+            own.__dict__[name] = dict(module.__dict__[name])
+    return own
+
+
+def _set(own: Any, path: str, value: Any) -> None:
+    """Set a dotted attribute without touching the parts that ``own`` shares with others."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        part = _shallow(getattr(own, parent))
+        setattr(own, parent, part)
+        own = part
+    setattr(own, name, value)

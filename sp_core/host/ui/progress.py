@@ -1,0 +1,47 @@
+"""What the user sees while a call runs, and the Cancel button."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ...pool.shared_state import Phase
+from .. import comfy_api
+
+if TYPE_CHECKING:
+    from ...pool.coordinator import Pool
+
+#: calls shorter than this show nothing
+QUIET_S = 2.0
+EVERY_S = 0.5
+
+
+class Watcher:
+    """Called by the pool about twenty times a second; true asks for a cancel."""
+
+    def __init__(self, doing: str) -> None:
+        self.doing = doing
+        self._node = comfy_api.executing_node()[0]
+        self._started = time.monotonic()
+        self._shown = 0.0
+
+    def __call__(self, pool: Pool) -> bool:
+        now = time.monotonic()
+        if now - self._started > QUIET_S and now - self._shown > EVERY_S:
+            self._shown = now
+            comfy_api.show_text(self._node, self.line(pool))
+        return comfy_api.interrupted()
+
+    def line(self, pool: Pool) -> str:
+        """One line: how far the slowest rank is."""
+        if not pool.usable:
+            return f"SP: starting workers {pool.shared_state.arrived()}/{pool.world_size}"
+        phases = [pool.shared_state.phase(rank) for rank in range(pool.world_size)]
+        if Phase.COMPUTING not in phases:
+            slowest = min(phases, key=lambda phase: phase.value if phase is not Phase.IDLE else len(Phase))
+            arrived = [pool.shared_state.loaded(rank) for rank in range(pool.world_size) if phases[rank] is slowest]
+            if any(arrived):
+                return f"SP: {self.doing}, {Phase.LOADING.text} {min(arrived)} %"
+            return f"SP: {self.doing}, {slowest.text}"
+        block, blocks = pool.shared_state.block(0)
+        return f"SP: {self.doing}, block {block + 1}/{blocks}" if blocks else f"SP: {self.doing}"

@@ -1,0 +1,68 @@
+"""What the workers are doing right now, as plain data. Only looks: never waits, never starts anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...pool.processes import resident_bytes
+from .session import session
+
+if TYPE_CHECKING:
+    from ...pool.coordinator import Pool
+    from .remote_model import RemoteModel
+
+#: step times of the newest run that are told
+LAST_STEPS = 10
+
+
+def status() -> dict[str, Any]:
+    """State of the pool, its workers and the patched MODELs that the host holds.
+
+    Sizes are bytes, times seconds. ``state``: none, starting, ready.
+    """
+    current = session()
+    pool = current.pool
+    if pool is not None and pool.over:
+        pool = None
+    return {
+        "state": "none" if pool is None else "ready" if pool.usable else "starting",
+        "workers": [] if pool is None else _workers(pool),
+        "models": [_model(model) for model in current.models],
+    }
+
+
+def _workers(pool: Pool) -> list[dict[str, Any]]:
+    pids, codes = pool.workers.pids(), pool.workers.exit_codes()
+    workers = []
+    for rank, device in enumerate(pool.devices):
+        block, blocks = pool.shared_state.block(rank)
+        workers.append(
+            {
+                "rank": rank,
+                "pid": pids.get(rank),
+                "device": str(device),
+                "alive": rank in pids and rank not in codes,
+                "phase": pool.shared_state.phase(rank).text,
+                "block": block,
+                "blocks": blocks,
+                "weight_bytes": pool.shared_state.weights(rank),
+                "resident_bytes": resident_bytes(pids[rank]) if rank in pids else None,
+            }
+        )
+    return workers
+
+
+def _model(model: RemoteModel) -> dict[str, Any]:
+    run = model.run
+    return {
+        "key": model.recipe.key,
+        "architecture": model.plan.architecture,
+        "devices": [str(device) for device in model.devices],
+        "keep_loaded": model.keep_loaded,
+        "weight_bytes": model.weight_bytes,
+        "on_devices": model.resident_bytes > 0,
+        "forwards": len(run.steps),
+        "last_steps_s": [round(step, 4) for step in run.steps[-LAST_STEPS:]],
+        "decision": run.decision,
+        "transport": run.transport,
+    }

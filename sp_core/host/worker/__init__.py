@@ -1,0 +1,1 @@
+"""What runs in a worker process: replayed graphs, loaded models, forwards."""

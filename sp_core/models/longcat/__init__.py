@@ -1,0 +1,1 @@
+"""LongCat-Video, built from the host's parts."""

@@ -1,0 +1,1 @@
+"""Which parallel degrees a forward gets, and why: pure functions of shapes and measured rates."""

@@ -1,0 +1,99 @@
+"""Chooses how the ranks share a forward, and says why. Pure functions.
+
+The user never sees a degree; who wants to can pin some of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .cost import Cost, MeasuredRates, ModelShape, predict
+from .degrees import NOTHING_REQUESTED, Degrees, RequestedDegrees, matching
+
+#: fewer devices have to be this much faster before any is left idle: predictions are no measurements
+MARGIN = 1.05
+
+
+@dataclass(frozen=True)
+class DegreeChoice:
+    """What was chosen, what it is predicted to cost, and what one device would take."""
+
+    degrees: Degrees
+    devices: int
+    cost: Cost | None = None
+    one_device: Cost | None = None
+
+    def line(self, layout: str, transport: str) -> str:
+        """ "8 devices: CFG 2 x Ulysses 4, tiles 2x2, nccl, predicted 1.31 s a forward, one device 9.8 s"."""
+        text = f"{self.devices} devices: {self.degrees.describe()}, {layout}, {transport}"
+        if self.cost is None or self.one_device is None:
+            return text
+        text += f", predicted {self.cost.total_s:.3g} s a forward, one device {self.one_device.total_s:.3g} s"
+        if self.degrees.ranks < self.devices:
+            text += f"; {self.devices - self.degrees.ranks} idle, since more devices would be slower at this size"
+        elif self.cost.total_s > self.one_device.total_s:
+            text += "; one device would be faster at this size"
+        return text
+
+
+def candidates(world_size: int, conditionings: int, requested: RequestedDegrees = NOTHING_REQUESTED) -> list[Degrees]:
+    """Layouts of exactly ``world_size`` ranks for a forward of ``conditionings`` batched conditionings.
+
+    A pinned split of the batch holds only while there is a batch to split: a forward with one
+    conditioning uses all devices for the sequence.
+    """
+    fitting = [degrees for degrees in matching(requested, world_size) if conditionings % degrees.dp == 0]
+    if not fitting:
+        fitting = [degrees for degrees in matching(RequestedDegrees(1, requested.ring), world_size)] or [Degrees(1, 1, world_size)]
+    return fitting
+
+
+def _fewest_rings(fitting: list[Degrees], heads: int) -> list[Degrees]:
+    """Of each split of the batch, the layout with the shortest ring that still gives every rank a head."""
+    kept = []
+    for dp in sorted({degrees.dp for degrees in fitting}):
+        of_dp = sorted((degrees for degrees in fitting if degrees.dp == dp), key=lambda degrees: degrees.ring)
+        kept.append(next((degrees for degrees in of_dp if degrees.ulysses <= heads), of_dp[0]))
+    return kept
+
+
+def choose(
+    world_size: int,
+    conditionings: int,
+    requested: RequestedDegrees = NOTHING_REQUESTED,
+    *,
+    shape: ModelShape | None = None,
+    tokens: int = 0,
+    machine: MeasuredRates | None = None,
+    may_idle: bool = False,
+    may_ring: bool = True,
+) -> DegreeChoice:
+    """Degrees for one forward.
+
+    Args:
+        conditionings: batched into this forward by the host.
+        shape, tokens, machine: without them halves of the batch come first (they exchange
+            nothing), then Ulysses (it sends less than a ring).
+        may_idle: leave devices idle where fewer are predicted to be faster.
+        may_ring: the local attention can be one that returns log-sum-exp. Even then a ring is chosen
+            only where Ulysses would leave ranks without a head: it sends more, and its kernels see
+            shorter blocks than the prediction knows of.
+    """
+    fitting = candidates(world_size, conditionings, requested)
+    heads = shape.heads if shape is not None and may_ring else world_size
+    if not requested.ring:
+        fitting = _fewest_rings(fitting, heads)
+    if shape is None or machine is None or not tokens:
+        return DegreeChoice(min(fitting, key=lambda degrees: (degrees.ring, -degrees.dp)), world_size)
+
+    def cost(degrees: Degrees) -> Cost:
+        return predict(shape, tokens, conditionings, machine, degrees)
+
+    best = min(fitting, key=lambda degrees: (cost(degrees).total_s, degrees.ring))
+    if may_idle and requested == NOTHING_REQUESTED:
+        sizes = (candidates(size, conditionings) for size in range(1, world_size))
+        smaller = [degrees for of_size in sizes for degrees in _fewest_rings(of_size, heads)]
+        rival = min(smaller, key=lambda degrees: (cost(degrees).total_s, degrees.ranks), default=best)
+        if cost(rival).total_s * MARGIN < cost(best).total_s:
+            best = rival
+    return DegreeChoice(best, world_size, cost(best), cost(Degrees()))

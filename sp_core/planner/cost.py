@@ -1,0 +1,110 @@
+"""What a forward costs on how many devices: a model of time, from shapes and two measured rates.
+
+Compute is linear layers on a rank's tokens plus attention of a rank's heads over all
+tokens; exchange is the bytes of :mod:`sp_core.planner.traffic` over the link's rate. The
+slowest rank counts. Nothing is assumed to overlap but a ring's hops, which hide behind
+the attention of the block at hand.
+
+Sources: DeepSpeed-Ulysses (arXiv 2309.14509) for the volume, USP (arXiv 2405.07719) for
+the product of both.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from ..layout import FlatLayout
+from .degrees import Degrees
+from .traffic import CrossAttention, ForwardShape, forward_bytes
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """One architecture at one size.
+
+    ``linear_flops``: FLOP a token and block outside attention (2 per weight that a token meets).
+    """
+
+    name: str
+    blocks: int
+    heads: int
+    head_dim: int
+    linear_flops: float
+    out_channels: int = 64
+    itemsize: int = 2
+    cross: CrossAttention | None = None
+
+    @property
+    def width(self) -> int:
+        """Width of attention, heads * head_dim."""
+        return self.heads * self.head_dim
+
+    def flops(self, tokens: int) -> float:
+        """FLOP of one forward with one conditioning."""
+        return self.blocks * (tokens * self.linear_flops + 4.0 * tokens**2 * self.width)
+
+
+@dataclass(frozen=True)
+class MeasuredRates:
+    """Sustained rates of one device and its link.
+
+    ``flops``: FLOP/s in the model's precision. ``bandwidth``: bytes/s that every device can send
+    at the same time. ``latency_s``: of one collective.
+    """
+
+    name: str
+    flops: float
+    bandwidth: float
+    latency_s: float = 40e-6
+
+    @property
+    def rates(self) -> tuple[float, float, float]:
+        """FLOP/s, bytes/s and seconds, for a log line."""
+        return self.flops, self.bandwidth, self.latency_s
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one forward on the slowest rank."""
+
+    compute_s: float
+    exchange_s: float
+    latency_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.exchange_s + self.latency_s
+
+
+def predict(shape: ModelShape, tokens: int, conditionings: int, machine: MeasuredRates, degrees: Degrees) -> Cost:
+    """Cost of one forward of ``conditionings`` batch rows of ``tokens`` tokens each.
+
+    Raises:
+        ValueError: the batch does not divide by ``degrees.dp``.
+    """
+    if conditionings % degrees.dp:
+        raise ValueError(f"{conditionings} conditionings cannot be split into {degrees.dp} equal parts")
+    rows, ranks = conditionings // degrees.dp, degrees.ring * degrees.ulysses
+    layout = FlatLayout(tokens, ranks)
+    linear_s = rows * shape.blocks * max(layout.counts) * shape.linear_flops / machine.flops
+    heads = math.ceil(shape.heads / degrees.ulysses)
+    queries = math.ceil(tokens / degrees.ring)
+    attention_s = rows * shape.blocks * 4.0 * queries * tokens * heads * shape.head_dim / machine.flops
+    if ranks == 1:
+        return Cost(linear_s + attention_s, 0.0, 0.0)
+    traffic = ForwardShape(shape.blocks, shape.heads, shape.head_dim, shape.out_channels, rows, shape.itemsize, shape.itemsize, shape.cross)
+    sent_s = forward_bytes(traffic, layout, 0, degrees.ring) / machine.bandwidth
+    if degrees.ring > 1:
+        # what the row exchanges cannot hide; what the ring passes on hides behind attention
+        row = replace(traffic, cross=None)
+        row_s = forward_bytes(row, FlatLayout(queries, degrees.ulysses), 0, 1) / machine.bandwidth if degrees.ulysses > 1 else 0.0
+        sent_s = row_s + max(0.0, sent_s - row_s - attention_s)
+    collectives = (2 if degrees.ulysses > 1 else 0) + (degrees.ring - 1) + (2 if shape.cross is not None else 0)
+    return Cost(linear_s + attention_s, sent_s, shape.blocks * collectives * machine.latency_s)
+
+
+def speed_up(shape: ModelShape, tokens: int, conditionings: int, machine: MeasuredRates, degrees: Degrees) -> float:
+    """One device's time over that of ``degrees``."""
+    one = predict(shape, tokens, conditionings, machine, Degrees()).total_s
+    return one / predict(shape, tokens, conditionings, machine, degrees).total_s

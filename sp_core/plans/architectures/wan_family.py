@@ -1,0 +1,98 @@
+"""Models built on Wan: control (VACE), camera, sound (S2V, HuMo), performance (Animate, SCAIL).
+
+Sound and performance models attend frame by frame to something else: every rank then holds a
+tile of every frame, so a frame's tokens are still equally many and in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import SPError
+from ...layout import SequenceLayout, TileLayout, choose_split
+from ..forward_state import ForwardState
+from ..plan import Attention, Blocks, HookPoint, flat_layout
+from ..shard_rules import by_frame, by_token
+from .wan import WAN
+
+_SELF = Attention("self_attn")
+
+
+def _frame(model: nn.Module, arguments: Mapping[str, Any]) -> tuple[int, int]:
+    """Height and width of a frame in tokens; the models pad to whole patches."""
+    height, width = arguments["input"].shape[-2:]
+    return -(-height // model.patch_size[1]), -(-width // model.patch_size[2])  # type: ignore[index, operator]
+
+
+def _whole_frames(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_size: int) -> SequenceLayout:
+    """Tiles where all tokens are frames of one size, those of reference pictures too."""
+    height, width = _frame(model, arguments)
+    if tokens % (height * width):
+        raise SPError(f"The {tokens} tokens are no whole frames of {height} x {width}, so they cannot be shared")
+    return TileLayout((tokens // (height * width), height, width), choose_split(height, width, world_size))
+
+
+def _video_first(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_size: int) -> SequenceLayout:
+    """Tiles of the video; reference picture and motion of other sizes lie behind it."""
+    height, width = _frame(model, arguments)
+    frames = arguments["input"].size(2)
+    return TileLayout((frames, height, width), choose_split(height, width, world_size), suffix=tokens - frames * height * width)
+
+
+def _video_tokens(_: int, run: ForwardState) -> int:
+    """How many of this rank's tokens are the video's."""
+    layout = run.layout
+    assert isinstance(layout, TileLayout)
+    return prod(layout.local_grid(run.rank))
+
+
+def _sound(audio: Tensor, run: ForwardState) -> Tensor:
+    """HuMo's sound, (B, 16 a frame, C), as many frames as the tokens have: without sound the host makes one too many, all alike."""
+    layout = run.layout
+    assert isinstance(layout, TileLayout)
+    frames = audio.unflatten(1, (-1, 16))
+    if frames.size(1) == layout.grid[0]:
+        return audio
+    if not torch.allclose(frames, frames[:, :1].expand_as(frames), rtol=1e-4, atol=1e-5):
+        raise SPError(f"The sound has {frames.size(1)} frames and the video {layout.grid[0]}, so they cannot be shared between devices")
+    return frames[:, :1].expand(-1, layout.grid[0], -1, -1).flatten(1, 2)
+
+
+_UNMODULATED = replace(
+    WAN,
+    # one timestep for all frames, e: (B, 6, C)
+    blocks=(Blocks("blocks", "x", (_SELF,), {"freqs": by_token(1)}),),
+    sites=(HookPoint("head", gather=True),),
+    choose_layout=flat_layout,
+    tiles=_whole_frames,
+)
+_FRAMED = replace(WAN, choose_layout=_whole_frames, tiles=_whole_frames, only_tiles=True)
+
+# control blocks have a sequence of their own for each control video, and the main one as it came in
+_CONTROL = Blocks("vace_blocks", "c", (_SELF,), {"x": by_token(1), "freqs": by_token(1)}, enters=True)
+VACE = replace(_UNMODULATED, architecture="VaceWanModel", blocks=(*_UNMODULATED.blocks, _CONTROL))
+CAMERA = replace(_UNMODULATED, architecture="CameraWanModel")
+SCAIL = replace(WAN, architecture="SCAILWanModel", choose_layout=flat_layout, tiles=None)
+SCAIL2 = replace(SCAIL, architecture="SCAIL2WanModel")
+HUMO = replace(
+    _FRAMED,
+    architecture="HumoWanModel",
+    blocks=(Blocks("blocks", "x", (_SELF,), {"e": by_frame(1), "freqs": by_token(1), "audio": _sound}),),
+)
+ANIMATE = replace(_FRAMED, architecture="AnimateWanModel")
+S2V = replace(
+    _FRAMED,
+    architecture="WanModel_S2V",
+    # the audio injector works on the first seq_len tokens, frame by frame
+    sites=(HookPoint("audio_injector", {"seq_len": _video_tokens}), HookPoint("head", {"e": by_frame(1)}, gather=True)),
+    choose_layout=_video_first,
+    tiles=_video_first,
+)
+
+WAN_FAMILY = (VACE, CAMERA, SCAIL, SCAIL2, HUMO, ANIMATE, S2V)

@@ -1,0 +1,50 @@
+"""What the planner needs to know of a model, read from its own modules."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..planner.cost import ModelShape
+from .plan import Blocks, SequencePlan
+
+
+def model_shape(plan: SequencePlan, model: nn.Module) -> ModelShape | None:
+    """Shape of a model from its own modules; None where they do not tell.
+
+    Weights of a block's whole stream (``txt_...`` of a double block) are left out: what passes them
+    is short. Any other weight counts as met by every token, which is a few per cent too many where
+    a block also has weights for text or audio.
+    """
+    blocks = plan.blocks_of(model)
+    attention = blocks[0].get_submodule(plan.attentions[0].module)
+    heads = _first(attention, "num_heads", "heads")
+    if not heads:
+        return None
+    head_dim = _first(attention, "head_dim", "dim_head") or _first(attention, "hidden_size", "dim") // heads
+    if not head_dim:
+        return None
+    weights = sum(_stream_weights(kind, block) for kind in plan.blocks for block in kind.of(model))
+    itemsize = (getattr(model, "dtype", None) or torch.float32).itemsize
+    return ModelShape(type(model).__name__, len(blocks), heads, head_dim, 2.0 * weights / len(blocks), itemsize=max(2, itemsize))
+
+
+def _stream_weights(kind: Blocks, block: nn.Module) -> int:
+    aside = f"{kind.whole}_" if kind.whole else None
+    return sum(weight.numel() for name, weight in block.named_parameters() if aside is None or not name.startswith(aside))
+
+
+def _first(module: Any, *names: str) -> int:
+    return next((int(getattr(module, name)) for name in names if isinstance(getattr(module, name, None), int)), 0)
+
+
+def token_count(model: nn.Module, x: Any) -> int:
+    """About how many video tokens an input has: its places, over those in a patch."""
+    x = x[0] if isinstance(x, (list, tuple)) else x
+    patch = getattr(model, "patch_size", 1)
+    sizes = x.shape[2:]
+    patch = (patch,) * len(sizes) if isinstance(patch, int) else tuple(patch)[-len(sizes) :]
+    return math.prod(-(-size // step) for size, step in zip(sizes, patch, strict=False))

@@ -1,0 +1,25 @@
+"""What a user can set by environment variables, read in one place.
+
+Source of the defaults: compiling a kernel or reading a large model from a slow disk takes minutes, never ten.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def stall_timeout_s() -> float:
+    """``SP_TIMEOUT_S``: seconds that a rank may stand still before the pool is given up; 600 where it is not set or is no number."""
+    return _seconds("SP_TIMEOUT_S", 600.0)
+
+
+def start_timeout_s() -> float:
+    """``SP_START_TIMEOUT_S``: seconds that the workers have to start and join; 180 where it is not set or is no number."""
+    return _seconds("SP_START_TIMEOUT_S", 180.0)
+
+
+def _seconds(variable: str, default: float) -> float:
+    try:
+        return max(1.0, float(os.environ.get(variable, default)))
+    except ValueError:
+        return default
