@@ -1,4 +1,4 @@
-"""ForwardState a function on N spawned CPU ranks joined by a gloo group on the loopback device."""
+"""Runs a function on N spawned CPU ranks joined by a gloo group on the loopback device."""
 
 from __future__ import annotations
 

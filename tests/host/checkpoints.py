@@ -1,4 +1,4 @@
-"""Tiny checkpoints that only tests need. ForwardState as a script: ``python checkpoints.py <ComfyUI> <folder>``."""
+"""Tiny checkpoints that only tests need. Run as a script: ``python checkpoints.py <ComfyUI> <folder>``."""
 
 from __future__ import annotations
 

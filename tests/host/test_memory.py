@@ -153,7 +153,7 @@ def test_one_rank_lets_go_and_the_next_step_has_all(own: ComfyServer, rank: int)
         torch.testing.assert_close(read(outputs[mine]).parts[0], read(wanted[theirs]).parts[0], rtol=0, atol=2e-4)
 
 
-#: --lowvram and its kin exclude --cpu; what workers make of them is a probe of test_compat.py
+#: --lowvram and its kin exclude --cpu; what workers make of them is a probe of test_comfy_api.py
 FLAGS = [("--disable-dynamic-vram",), ("--disable-smart-memory",), ("--cache-none",), ("--reserve-vram=1",)]
 
 

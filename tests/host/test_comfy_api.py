@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host.compat_probes import PROBES
+from host.comfy_api_probes import PROBES
 
 from sp_core.demo.comfy_server import find_comfyui
 
-SCRIPT = Path(__file__).with_name("compat_probes.py")
+SCRIPT = Path(__file__).with_name("comfy_api_probes.py")
 
 
 def hosts() -> list[Path]:

@@ -123,7 +123,7 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("no C++ compiler")
     library = tmp_path_factory.mktemp("layout") / "probe.so"
-    source = Path(__file__).with_name("layout_probe.cpp")
+    source = Path(__file__).parents[1] / "processes" / "addresses_probe.cpp"
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover"]
     subprocess.run([compiler, *flags, "-shared", "-fPIC", f"-I{ROOT / 'csrc'}", str(source), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
@@ -211,7 +211,7 @@ def kernel_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None:
         pytest.skip("no C++ compiler")
     program = tmp_path_factory.mktemp("kernel") / "heads_on_cpu"
-    source = Path(__file__).with_name("heads_on_cpu.cpp")
+    source = Path(__file__).parents[1] / "processes" / "heads_on_cpu.cpp"
     flags = ["-std=c++20", "-O1", "-pthread", "-DSP_THREADS=16", "-w"]
     subprocess.run([compiler, *flags, str(source), "-o", str(program)], check=True)
     return program

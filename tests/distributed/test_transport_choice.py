@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sp_core.comm import CollectiveTransport, choice, ops
 from sp_core.comm.choice import Facts, TransportOrder, decide, facts_of, make_transport
-from sp_core.comm.native.cpu import build
+from sp_core.comm.native import build
 from sp_core.comm.transports.collective import device_backend
 from sp_core.comm.transports.shm import ShmTransport
 from sp_core.comm.trial import compared, tried

@@ -1,4 +1,4 @@
-"""What this extension relies on in ComfyUI, tried one by one. ``python compat_probes.py <ComfyUI>`` prints JSON: probe -> problem or "".
+"""What this extension relies on in ComfyUI, tried one by one. ``python comfy_api_probes.py <ComfyUI>`` prints JSON: probe -> problem or "".
 
 Each probe does the smallest real thing that would go wrong, and its message says what the host changed.
 """
