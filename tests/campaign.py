@@ -1,5 +1,16 @@
-"""SP_CAMPAIGN=1: the full counts of the long tests, and every device count."""
+"""A campaign (``SP_CAMPAIGN=1``) runs the cases that a plain run leaves out, and the full counts of the long tests."""
+
+from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 CAMPAIGN = os.environ.get("SP_CAMPAIGN", "") not in ("", "0")
+
+
+def parameters(*, plain: Iterable[Any], campaign: Iterable[Any]) -> list[Any]:
+    """Values for ``pytest.mark.parametrize``: those of every run, then those that only a campaign tries."""
+    return [*plain, *(pytest.param(value, marks=pytest.mark.campaign) for value in campaign)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from campaign import parameters
 from distributed.ranks import run_ranks
 from torch import Tensor
 
@@ -82,7 +83,7 @@ def every_layout(rank: int, world_size: int) -> None:
     meshes.close()
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("world_size", parameters(plain=[1, 2, 3, 4], campaign=[6]))
 def test_every_layout_equals_one_process(world_size: int) -> None:
     run_ranks(world_size, every_layout)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from campaign import parameters
 from host.observe import count, dice, pids, run, status, video, wait_for, workers
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
@@ -37,7 +38,7 @@ def cancel(server: ComfyServer, prompt_id: str) -> float:
     return time.monotonic() - started
 
 
-@pytest.mark.parametrize("devices", ["cpu:2", "cpu:3", "cpu:4"][: count(1, 3)])
+@pytest.mark.parametrize("devices", parameters(plain=["cpu:2"], campaign=["cpu:3", "cpu:4"]))
 def test_cancel_at_random_moments_of_sampling(own: ComfyServer, devices: str) -> None:
     chance, times = dice(), []
     expected = run(own, *video(None)).parts[0]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import parameters
 from host.comfy_api_probes import PROBES
 
 from sp_core.demo.comfy_server import find_comfyui
@@ -18,11 +19,12 @@ from sp_core.demo.comfy_server import find_comfyui
 SCRIPT = Path(__file__).with_name("comfy_api_probes.py")
 
 
-def hosts() -> list[Path]:
-    newest = find_comfyui()
+def hosts() -> list[Any]:
+    """The newest ComfyUI; a campaign adds the older ones."""
+    newest = find_comfyui() or Path("no ComfyUI")
     beside = os.environ.get("COMFYUI_OLDER", "").split(os.pathsep) if os.environ.get("COMFYUI_OLDER") else Path.home().glob("ComfyUI-*")
     older = [Path(path) for path in beside if (Path(path) / "main.py").is_file()]
-    return [*([newest] if newest else []), *sorted(older)]
+    return parameters(plain=[newest], campaign=sorted(older))
 
 
 @functools.cache
@@ -34,7 +36,7 @@ def probed(host: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", PROBES)
-@pytest.mark.parametrize("host", hosts() or [Path("no ComfyUI")], ids=lambda path: path.name)
+@pytest.mark.parametrize("host", hosts(), ids=lambda path: path.name)
 def test_the_host_is_as_expected(host: Path, name: str) -> None:
     result = probed(host)
     assert not result["found"][name], f"ComfyUI {result['version']}: {result['found'][name]}"

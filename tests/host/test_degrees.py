@@ -6,14 +6,14 @@ import re
 from typing import Any
 
 import pytest
-from campaign import CAMPAIGN
+from campaign import parameters
 from host.graphs import TOLERANCE, Branch, Case, Graph, Link, compare, latent, load, read, relative, sample, text
 
 from sp_core.planner.degrees import Degrees
 
 DEVICES = "cpu:4"
-#: starting five, six and eight workers takes minutes on two cores: a campaign does it (SP_CAMPAIGN=1)
-COUNTS = (2, 3, 4, 5, 6, 8) if CAMPAIGN else (2, 3, 4)
+#: starting five, six and eight workers takes minutes on two cores
+COUNTS = parameters(plain=[2, 3, 4], campaign=[5, 6, 8])
 
 
 def wan(branch: Branch) -> Link:

@@ -231,6 +231,7 @@ def test_workers_leave_with_their_host_that_is_killed(
     assert pids(own) == before and all(map(alive, before)), "the other host's workers left too"
 
 
+@pytest.mark.campaign
 def test_workers_leave_with_their_host_on_ctrl_c(comfyui: Path, base: Path, tmp_path: Path) -> None:
     """Which waits for no step."""
     with ComfyServer(comfyui, base, "--cpu", environment={"TMPDIR": str(tmp_path)}) as server:

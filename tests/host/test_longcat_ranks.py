@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from campaign import parameters
 from distributed.longcat_ranks import CASES, every_case, inputs, load, reference
 from distributed.ranks import run_ranks
 
@@ -14,7 +15,7 @@ TOLERANCE = 2e-5
 DEPTH = 2
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4, 6])
+@pytest.fixture(scope="module", params=parameters(plain=[2, 3, 4], campaign=[6]))
 def ranks(request: pytest.FixtureRequest, comfyui: Path) -> list[dict[str, Any]]:
     return run_ranks(request.param, every_case, str(comfyui))
 

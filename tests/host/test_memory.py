@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from campaign import parameters
 from host.graphs import Branch, Graph, Link, latent, load, read, sample, text
 from host.observe import alive, count, pids, run, status, video, wait_for, workers
 
@@ -157,7 +158,7 @@ def test_one_rank_lets_go_and_the_next_step_has_all(own: ComfyServer, rank: int)
 FLAGS = [("--disable-dynamic-vram",), ("--disable-smart-memory",), ("--cache-none",), ("--reserve-vram=1",)]
 
 
-@pytest.mark.parametrize("flags", FLAGS[: count(1, len(FLAGS))], ids=" ".join)
+@pytest.mark.parametrize("flags", parameters(plain=FLAGS[:1], campaign=FLAGS[1:]), ids=" ".join)
 def test_memory_flags_are_accepted(comfyui: Path, base: Path, flags: tuple[str, ...], require_flag: Callable[[str], None]) -> None:
     for flag in flags:
         require_flag(flag)

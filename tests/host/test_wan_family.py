@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import parameters
 from host.family_checkpoints import write_families
 from host.graphs import Branch, Case, Link, compare, latent, load, sample, text
 
@@ -148,6 +149,7 @@ def test_same_as_stock(server: ComfyServer, devices: str, case: Case, require: C
     compare(server, case, devices, cfg_split=1)
 
 
+@pytest.mark.parametrize("devices", parameters(plain=["cpu:3"], campaign=["cpu:2", "cpu:4"]), indirect=True)
 def test_a_face_moves_a_tile(server: ComfyServer, devices: str) -> None:
     """Animate's face adapter attends frame by frame; one short case, as the face encoder is as large as ever."""
 
