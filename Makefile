@@ -11,7 +11,7 @@ demo: setup
 
 test: setup
 	@if test -e .venv/without-host; then echo "host tests: skipped, the requirements of $$(cat .venv/without-host) did not install"; fi
-	$(VENV) -m pytest tests/unit tests/distributed $$(test -e .venv/without-host || echo tests/host)
+	$(VENV) -m pytest tests/unit tests/processes tests/distributed $$(test -e .venv/without-host || echo tests/host)
 
 bench: setup
 	@$(VENV) -m sp_core bench all
