@@ -19,3 +19,4 @@ bench: setup
 lint: setup
 	$(VENV) -m ruff check .
 	$(VENV) -m mypy sp_core
+	.venv/bin/lint-imports --no-cache --no-logo

@@ -6,10 +6,12 @@ import multiprocessing.process
 import multiprocessing.util
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+HERE = Path(__file__).resolve().parent
 #: what Python tells an audit hook before it starts or becomes another process
 STARTS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"}
 _guarded = False
@@ -28,9 +30,11 @@ sys.addaudithook(_audit)  # stays as long as the interpreter: outside of unit te
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Iterator[None]:
-    """Guards a test and its fixtures, those of its module too."""
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    """Guards a test of this folder and its fixtures, those of its module too."""
     global _guarded
+    if HERE not in item.path.parents:
+        return (yield)
     with pytest.MonkeyPatch.context() as patch:
         # multiprocessing starts some of its processes past the audit hook
         patch.setattr(multiprocessing.process.BaseProcess, "start", refuse)
