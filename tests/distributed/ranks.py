@@ -49,7 +49,7 @@ def run_ranks(world_size: int, function: Callable, *args: Any, timeout: float = 
     An exception on any rank, its death or its silence is an AssertionError here.
     """
     context = fast_context()
-    ranks, pipes = [], {}
+    ranks, pipes = [], []
     with tempfile.TemporaryDirectory() as directory:
         store = os.path.join(directory, "store")
         for rank in range(world_size):
@@ -57,23 +57,31 @@ def run_ranks(world_size: int, function: Callable, *args: Any, timeout: float = 
             ranks.append(context.Process(target=_enter, args=(rank, world_size, store, function, args, theirs), daemon=True))
             ranks[-1].start()
             theirs.close()  # a rank that dies now ends its pipe
-            pipes[ours] = rank
-        collected: dict[int, Any] = {}
-        deadline = time.monotonic() + timeout
+            pipes.append(ours)
         try:
-            while pipes:
-                ready = wait(list(pipes), max(0.0, deadline - time.monotonic()))
-                assert ready, f"ranks {sorted(pipes.values())} did not answer in {timeout} s"
-                for pipe in ready:
-                    rank = pipes.pop(pipe)
-                    collected[rank] = _received(pipe, rank, ranks[rank])
-                    pipe.close()
+            answers = _answers(pipes, ranks, timeout)
+            for pipe in pipes:
+                pipe.close()
             for process in ranks:
                 process.join(60)
         finally:
             for process in ranks:
                 process.kill()
-    return [collected[rank] for rank in range(world_size)]
+    return answers
+
+
+def _answers(pipes: list[Any], processes: list[Any], timeout: float) -> list[Any]:
+    """One answer of every rank, in rank order; whichever rank fails first is named."""
+    collected: dict[int, Any] = {}
+    deadline = time.monotonic() + timeout
+    waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
+    while waiting:
+        ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+        assert ready, f"ranks {sorted(waiting.values())} did not answer in {timeout} s"
+        for pipe in ready:
+            rank = waiting.pop(pipe)
+            collected[rank] = _received(pipe, rank, processes[rank])
+    return [collected[rank] for rank in range(len(pipes))]
 
 
 def _received(pipe: Any, rank: int, process: Any) -> Any:
@@ -87,45 +95,81 @@ def _received(pipe: Any, rank: int, process: Any) -> Any:
 
 
 class RankPool:
-    """N spawned ranks that stay and take many calls: for generated cases.
+    """N spawned ranks that stay and take many calls, so that each case of a table can be a test of its own.
 
-    ``serve(rank, world_size)`` runs once on every rank and returns the function that
-    answers each call.
+    ``serve(rank, world_size)`` runs once on every rank and returns the function that answers each call. After a call that
+    fails the ranks are no longer in step: the next call starts new ones, so that one failure does not become many.
     """
 
     def __init__(self, world_size: int, serve: Callable) -> None:
+        self.world_size, self._serve = world_size, serve
+        self._pipes: list[Any] = []
+        self._processes: list[Any] = []
+
+    def call(self, *args: Any, timeout: float = 120) -> list[Any]:
+        """The answers of all ranks, in rank order; an exception on any of them is an AssertionError here."""
+        if not self._pipes:
+            self._start()
+        try:
+            for pipe in self._pipes:
+                pipe.send(args)
+            return _answers(self._pipes, self._processes, timeout)
+        except BaseException:
+            self._stop(0)
+            raise
+
+    def _start(self) -> None:
         context = fast_context()
         self._directory = tempfile.TemporaryDirectory()
         store = os.path.join(self._directory.name, "store")
-        self._pipes, self._processes = [], []
-        for rank in range(world_size):
+        for rank in range(self.world_size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world_size, store, serve, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self.world_size, store, self._serve, theirs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def call(self, *args: Any, timeout: float = 60) -> list[Any]:
-        """The answers of all ranks, in rank order; an exception on any of them is an AssertionError here."""
+    def _stop(self, patience_s: float) -> None:
+        if not self._pipes:
+            return
         for pipe in self._pipes:
-            pipe.send(args)
-        answers = []
-        for rank, pipe in enumerate(self._pipes):
-            assert pipe.poll(timeout), f"rank {rank} did not answer"
-            answers.append(_received(pipe, rank, self._processes[rank]))
-        return answers
+            pipe.close()
+        for process in self._processes:
+            process.join(patience_s)
+            process.kill()
+        self._pipes, self._processes = [], []
+        self._directory.cleanup()
 
     def __enter__(self) -> RankPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(10)
-            process.kill()
-        self._directory.cleanup()
+        self._stop(10)
+
+
+class RankPools:
+    """A RankPool for every world size that is asked for; each call names its function, as :func:`run_ranks` does."""
+
+    def __init__(self) -> None:
+        self._pools: dict[int, RankPool] = {}
+
+    def call(self, world_size: int, function: Callable, *args: Any, timeout: float = 120) -> list[Any]:
+        """``function(rank, world_size, *args)`` of every rank, in rank order."""
+        if world_size not in self._pools:
+            self._pools[world_size] = RankPool(world_size, _any_function)
+        return self._pools[world_size].call(function, *args, timeout=timeout)
+
+    def __enter__(self) -> RankPools:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pool in self._pools.values():
+            pool.__exit__()
+
+
+def _any_function(rank: int, world_size: int) -> Callable:
+    return lambda function, *args: function(rank, world_size, *args)
 
 
 def _serve(rank: int, world_size: int, store: str, serve: Callable, pipe: Any) -> None:

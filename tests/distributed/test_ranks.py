@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.ranks import run_ranks
+from distributed.ranks import RankPools, run_ranks
 
 
 def total(rank: int, world_size: int) -> torch.Tensor:
@@ -50,3 +51,30 @@ def test_a_rank_that_says_nothing() -> None:
 
 def time_passes(rank: int, world_size: int) -> None:
     time.sleep(60)
+
+
+def process_of(rank: int, world_size: int) -> int:
+    return os.getpid()
+
+
+def fails_on_rank_1(rank: int, world_size: int) -> None:
+    if rank == 1:
+        raise ValueError("wrong sign")
+    dist.barrier()  # where rank 1 never comes
+
+
+def test_ranks_stay_from_call_to_call(ranks: RankPools) -> None:
+    first = ranks.call(2, process_of)
+    assert ranks.call(2, process_of) == first
+    assert len({*first, *ranks.call(3, process_of)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("failing", "message"), [(fails_on_rank_1, "rank 1 failed:\n(.|\n)*wrong sign"), (dies, "rank 1 died with exit code 7")]
+)
+def test_the_call_after_a_failure_has_new_ranks(ranks: RankPools, failing: Callable, message: str) -> None:
+    before = ranks.call(2, process_of)
+    with pytest.raises(AssertionError, match=message):
+        ranks.call(2, failing)
+    assert not {*ranks.call(2, process_of)} & {*before}
+    assert [value.item() for value in ranks.call(2, total)] == [1.0, 1.0]
