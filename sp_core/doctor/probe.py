@@ -1,4 +1,4 @@
-"""What runs in the doctor's workers: chooses transports as a real pool does, and measures them."""
+"""The service of the doctor's workers: it chooses transports as the workers of a model do, and measures them."""
 
 from __future__ import annotations
 

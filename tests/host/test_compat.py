@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from host.compat_probes import PROBES
 
-from sp_core.demo.comfy_server import find_comfyui
+from sp_core.host_path import find_comfyui
 
 SCRIPT = Path(__file__).with_name("compat_probes.py")
 
