@@ -9,7 +9,7 @@ from importlib import import_module
 #: command -> (module below this package with ``main(argv) -> exit status``, what it does)
 COMMANDS = {
     "demo": ("demo.run", "sample with and without sequence parallelism and compare"),
-    "bench": ("bench.commands", "measure this machine: exchange, step, overhead, memory, all"),
+    "bench": ("bench.commands", "measure this machine: exchange, cross, step, overhead, memory, all"),
     "doctor": ("doctor", "say what this machine has and what would be used, as text or JSON"),
 }
 

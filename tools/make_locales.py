@@ -14,7 +14,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sp_core.demo.comfy_server import ComfyServer, find_comfyui, prepare_base  # noqa: E402
+from sp_core.demo.comfy_server import ComfyServer, prepare_base  # noqa: E402
+from sp_core.host_path import find_comfyui  # noqa: E402
 
 PACK = "custom_nodes.sequence-parallel"
 

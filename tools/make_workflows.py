@@ -18,7 +18,8 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from workflow_graphs import MODELS, Graph, Node, Wire, all_graphs  # noqa: E402
 
-from sp_core.demo.comfy_server import ComfyServer, find_comfyui, prepare_base  # noqa: E402
+from sp_core.demo.comfy_server import ComfyServer, prepare_base  # noqa: E402
+from sp_core.host_path import find_comfyui  # noqa: E402
 
 _WIDGETS = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3"}
 _OURS = {"SPModelPatch", "SPSampler", "SPLongCatLatent", "SPLongCatSigmas", "SPLongCatCFGZero"}

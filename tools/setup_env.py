@@ -23,7 +23,7 @@ NO_HOST = ENVIRONMENT / "without-host"
 
 def find_host_requirements() -> Path | None:
     sys.path.insert(0, str(ROOT))
-    from sp_core.demo.comfy_server import find_comfyui
+    from sp_core.host_path import find_comfyui
 
     host = find_comfyui()
     path = host / "requirements.txt" if host else None

@@ -9,6 +9,7 @@ from ..cli import dispatch
 
 COMMANDS = {
     "exchange": ("bench.exchange", "our all-to-all against the stock collective and a memory copy"),
+    "cross": ("bench.cross", "video-to-audio attention: keys exchanged, or partial results merged"),
     "step": ("bench.step", "N workers against one process with as many threads"),
     "overhead": ("bench.overhead", "what SP adds to a prompt and to a step"),
     "memory": ("bench.memory", "private memory of four workers with a 2 GB checkpoint (needs ComfyUI)"),

@@ -1,4 +1,4 @@
-"""Video-to-audio attention two ways: moving the video's keys, or merging partial results.
+"""Video-to-audio attention in two forms: keys and values are exchanged, or partial results are merged.
 
 Both give the same numbers. One sample lasts from the first rank's start to the last rank's
 end; the two forms take turns, so that a busy machine is equally busy for both.
@@ -36,7 +36,7 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class CrossRow:
-    """One video length; milliseconds are medians, bytes are what rank 0 sent."""
+    """Both forms at one video length. Milliseconds are medians, bytes are what rank 0 sent."""
 
     tokens: int
     dtype: str

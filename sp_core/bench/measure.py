@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..demo.comfy_server import EXTENSION, ComfyServer, find_comfyui, prepare_base
+from ..demo.checkpoints import Checkpoint
+from ..demo.comfy_server import ComfyServer, prepare_base
+from ..host_path import EXTENSION, find_comfyui
 
 DEMO_NODES = EXTENSION / "sp_core" / "demo" / "nodes" / "sp_demo_nodes"
 
@@ -29,22 +28,15 @@ def turns(methods: Mapping[str, Callable[[], float]], samples: int, warm_up: int
 
 
 @contextlib.contextmanager
-def comfyui(checkpoints: Mapping[str, Mapping[str, Any]], devices_are_cpu: bool = True) -> Iterator[ComfyServer | None]:
-    """A headless ComfyUI with the demo's nodes and extra checkpoints; None when there is no checkout.
-
-    ``checkpoints``: file name -> ``module``, ``class``, ``arguments``, ``config`` (see :mod:`.make_checkpoint`).
-    """
+def comfyui(checkpoints: Mapping[str, Checkpoint], devices_are_cpu: bool = True) -> Iterator[ComfyServer | None]:
+    """A headless ComfyUI with the demo's nodes and checkpoints, and with ``checkpoints``; None when there is no checkout."""
     host = find_comfyui()
     if host is None:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="sp-bench-") as folder:
         base = Path(folder)
-        prepare_base(host, base, [DEMO_NODES])
-        for name, spec in checkpoints.items():
-            path = base / "models" / "diffusion_models" / name
-            command = [sys.executable, "-m", "sp_core.bench.make_checkpoint", str(host), str(path), json.dumps(spec)]
-            subprocess.run(command, check=True, cwd=EXTENSION)
+        prepare_base(host, base, [DEMO_NODES], checkpoints)
         with ComfyServer(host, base, "--cpu" if devices_are_cpu else "--force-fp32") as server:
             yield server
 

@@ -1,8 +1,8 @@
 """Private memory of CPU workers that hold one large checkpoint: does each have a copy, or do they share the file's pages?
 
-Linux: what counts is anonymous memory, which no other process can share; pages of a mapped file
-are not in it. A worker with a tiny checkpoint is the base. ComfyUI by itself, in prompts without
-SP, is measured first: what it copies, a worker copies too, because a worker is a ComfyUI. Needs ComfyUI.
+What counts is anonymous memory, which no other process can share; pages of a mapped file are not
+in it. A worker with a tiny checkpoint is the base. ComfyUI by itself, in prompts without SP, is
+measured first: what it copies, a worker copies too, because a worker is a ComfyUI. Needs Linux and ComfyUI.
 """
 
 from __future__ import annotations
@@ -17,31 +17,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from ..demo.comfy_server import ComfyServer
 from ..demo.machine_line import machine_line
 from ..demo.tiny import shrink
 from .measure import comfyui
-from .overhead import _PROMPT
+from .models import LARGE, LARGE_CHECKPOINT, ONE_STEP
 
-#: 11 layers of Wan's shape at 1536 channels: 2 GB in fp32
-_LARGE: dict[str, Any] = {
-    "module": "comfy.ldm.wan.model",
-    "class": "WanModel",
-    "arguments": {
-        "model_type": "t2v",
-        "dim": 1536,
-        "ffn_dim": 8960,
-        "num_heads": 12,
-        "num_layers": 11,
-        "in_dim": 16,
-        "out_dim": 16,
-    },
-}
-_NAME = "bench_large.safetensors"
-#: the disk needs room for the checkpoint and something to spare
-_ROOM_BYTES = 3 << 30
+#: what must be free on the disk: the checkpoint, and something to spare
+_DISK_BYTES = 3 << 30
 
 
 @dataclass(frozen=True)
@@ -82,11 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("not measured: anonymous memory is read from Linux's /proc")
         return 1
     free = shutil.disk_usage(tempfile.gettempdir()).free
-    if free < _ROOM_BYTES:
-        print(f"not measured: {tempfile.gettempdir()} has {free / 1e9:.1f} GB free, {_ROOM_BYTES / 1e9:.1f} GB are needed")
+    if free < _DISK_BYTES:
+        print(f"not measured: {tempfile.gettempdir()} has {free / 1e9:.1f} GB free, {_DISK_BYTES / 1e9:.1f} GB are needed")
         return 1
     print(f"machine: {machine_line()}", flush=True)
-    with comfyui({_NAME: _LARGE}) as server:
+    with comfyui(LARGE_CHECKPOINT) as server:
         if server is None:
             print("not measured: no ComfyUI was found (COMFYUI_PATH names a checkout)")
             return 0
@@ -108,16 +92,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(server: ComfyServer, workers: int) -> Result:
     """Sample one step of a tiny and then of the large checkpoint, without SP and then on ``workers`` CPU workers."""
-    large = replace(_PROMPT, files=dict.fromkeys(_PROMPT.files, _NAME))
+    large = replace(ONE_STEP, files=dict.fromkeys(ONE_STEP.files, LARGE))
     host, worker = [], []
     for devices in (None, f"cpu:{workers}"):
-        for tiny in (_PROMPT, large):
+        for tiny in (ONE_STEP, large):
             server.run(shrink(tiny.load(), tiny, devices, 0, "bench").prompt, timeout=900)
             if devices is None:
                 host.append(anonymous_mb(server.process.pid))
             else:
                 worker.append(mean(anonymous_mb(pid) for pid in worker_pids(server.process.pid)))
-    size = os.stat(server.base / "models" / "diffusion_models" / _NAME).st_size / 1e6
+    size = os.stat(server.base / "models" / "diffusion_models" / LARGE).st_size / 1e6
     return Result(workers, size, *worker, *host)
 
 

@@ -17,23 +17,15 @@ from statistics import median
 
 from ..demo.comfy_server import ComfyServer
 from ..demo.machine_line import machine_line
-from ..demo.tiny import Tiny, shrink
+from ..demo.tiny import shrink
 from ..pool.devices import parse_devices
 from ..reference import ReferenceConfig
 from ..reference.sample import Inputs, forward, open_pool, step_arguments
 from .measure import comfyui, prompt_seconds, turns
+from .models import ONE_STEP
 
 SAMPLES = 15
 _WARM_UP = 3
-_PROMPT = Tiny(
-    workflow="wan2.1_1.3B_t2v",
-    title="one step of a tiny Wan",
-    files={"wan2.1_t2v_1.3B_fp16.safetensors": "tiny_wan_t2v.safetensors"},
-    text=(12, 4096),
-    inputs={"width": 112, "height": 80, "length": 9, "cfg": 1.0, "sampler_name": "euler", "steps": 1},
-    steps=1,
-    tokens=105,
-)
 #: 8 x 5 x 5 tokens of 16 x 4 x 20 x 20 values, 64 channels in the model: almost only data
 _DATA_CONFIG = ReferenceConfig(layers=1, heads=2, head_dim=32, patch=(4, 20, 20))
 _DATA_LATENT = {"frames": 32, "rows": 100, "columns": 100}
@@ -93,11 +85,12 @@ def per_step(workers: int, samples: int = SAMPLES) -> Row:
 
 
 def first_step(server: ComfyServer, workers: int, samples: int = SAMPLES) -> Row:
-    prompt = _PROMPT.load()
+    """Whole prompts of one step, without SP and with it, workers warm."""
+    prompt = ONE_STEP.load()
     seeds = itertools.count()
 
     def prompts(devices: str | None) -> Callable[[], float]:
-        return lambda: 1e3 * prompt_seconds(server, shrink(prompt, _PROMPT, devices, next(seeds), "bench").prompt)
+        return lambda: 1e3 * prompt_seconds(server, shrink(prompt, ONE_STEP, devices, next(seeds), "bench").prompt)
 
     medians = turns({"without": prompts(None), "with": prompts(f"cpu:{workers}")}, samples, warm_up=2)
     extra = medians["with"] - medians["without"]

@@ -19,12 +19,15 @@ END_TO_END = "the published time is end to end: text encoder, VAE and loading do
 
 @dataclass(frozen=True)
 class Published:
-    """A figure that somebody else measured. ``times``: devices -> seconds."""
+    """Figures that somebody else measured.
+
+    ``model`` is a place in MODELS, ``times`` seconds by the number of devices, ``reason`` why they differ from the prediction.
+    """
 
     source: str
     model: int
     tokens: int
-    machine: MeasuredRates
+    rates: MeasuredRates
     times: dict[int, float]
     reason: str
 
@@ -51,7 +54,7 @@ PUBLISHED = (
         119_056,
         LINKS[0],
         {1: 1904.08, 2: 925.04, 4: 514.08, 8: 337.58},
-        "a fixed part of 51 s, fitted to 1 and 4 devices, gives 6.74; the rest is not explained, as the layout at 8 is not given",
+        "a fixed part of 51 s, fitted to 1 and 4 devices, gives 6.74; the rest is not explained, as the degrees at 8 are not given",
     ),
     Published("HunyuanVideo 720p (xDiT), H20", 3, 119_056, _H20, {1: 6639.17, 2: 3400.55, 4: 1762.86, 8: 940.97}, END_TO_END),
     Published(
@@ -85,18 +88,18 @@ def page() -> str:
         "## Speed-up over one device",
         "",
     ]
-    for machine in LINKS:
+    for rates in LINKS:
         lines += [
-            f"### {machine.name}: {machine.flops / 1e12:.0f} TFLOP/s, {machine.bandwidth / 1e9:.0f} GB/s a device and direction",
+            f"### {rates.name}: {rates.flops / 1e12:.0f} TFLOP/s, {rates.bandwidth / 1e9:.0f} GB/s a device and direction",
             "",
             "| model | size | " + " | ".join(map(str, COUNTS)) + " |",
             "|---|---|" + "---|" * len(COUNTS),
         ]
         for shape, size, tokens in MODELS:
-            lines.append(f"| {shape.name} | {size} | " + " | ".join(_cell(shape, tokens, machine, count) for count in COUNTS) + " |")
+            lines.append(f"| {shape.name} | {size} | " + " | ".join(_cell(shape, tokens, rates, count) for count in COUNTS) + " |")
         lines.append("")
     lines += [
-        "A value in brackets names the layout where it is not plain Ulysses. With CFG above 1 an even number of devices computes",
+        "Words in brackets name the parallel degrees where they are not plain Ulysses. With CFG above 1 an even number of devices computes",
         "the two conditionings in halves, which exchange nothing: at least as fast as the table.",
         "",
         "## Beside published figures",
@@ -113,17 +116,17 @@ def page() -> str:
             if count == 1:
                 continue
             published = entry.times[1] / seconds
-            predicted = speed_up(shape, entry.tokens, 1, entry.machine, Degrees(1, 1, count))
+            predicted = speed_up(shape, entry.tokens, 1, entry.rates, Degrees(1, 1, count))
             difference = predicted / published - 1
             why = entry.reason if abs(difference) > 0.15 else ""
             lines.append(f"| {entry.source} | {count} | {published:.2f} | {predicted:.2f} | {difference:+.0%} | {why} |")
     return "\n".join(lines) + "\n"
 
 
-def _cell(shape: ModelShape, tokens: int, machine: MeasuredRates, count: int) -> str:
-    decision = choose(count, 1, shape=shape, tokens=tokens, machine=machine)
-    value = f"{speed_up(shape, tokens, 1, machine, decision.degrees):.2f}"
-    return value if decision.degrees.ring == 1 else f"{value} ({decision.degrees.describe()})"
+def _cell(shape: ModelShape, tokens: int, rates: MeasuredRates, count: int) -> str:
+    degrees = choose(count, 1, shape=shape, tokens=tokens, rates=rates).degrees
+    value = f"{speed_up(shape, tokens, 1, rates, degrees):.2f}"
+    return value if degrees.ring == 1 else f"{value} ({degrees.describe()})"
 
 
 if __name__ == "__main__":

@@ -25,60 +25,11 @@ from ..pool.devices import parse_devices
 from ..reference import ReferenceConfig
 from ..reference.sample import Inputs, local, pooled, step_arguments
 from .measure import comfyui, prompt_seconds, turns
+from .models import STEP_CHECKPOINTS, STEP_WORKFLOWS
 
 SAMPLES = 5
 #: a step's time in a prompt is the difference of prompts with these many steps
 FEW, MANY = 1, 4
-
-_WAN = {"model_type": "t2v", "dim": 768, "ffn_dim": 2048, "num_heads": 6, "num_layers": 2, "in_dim": 16, "out_dim": 16}
-_LTXAV = {
-    "attention_head_dim": 64,
-    "num_attention_heads": 10,
-    "cross_attention_dim": 640,
-    "caption_channels": 48,
-    "num_layers": 2,
-    "audio_attention_head_dim": 32,
-    "audio_num_attention_heads": 10,
-    "audio_cross_attention_dim": 320,
-    "positional_embedding_max_pos": [20, 2048, 2048],
-    "audio_positional_embedding_max_pos": [20],
-    "use_middle_indices_grid": True,
-    "rope_type": "split",
-    "frequencies_precision": "float64",
-    "connector_attention_head_dim": 16,
-    "connector_num_attention_heads": 3,
-    "connector_num_layers": 1,
-}
-CHECKPOINTS: dict[str, dict[str, Any]] = {
-    "bench_wan.safetensors": {"module": "comfy.ldm.wan.model", "class": "WanModel", "arguments": _WAN},
-    "bench_ltxav.safetensors": {
-        "module": "comfy.ldm.lightricks.av_model",
-        "class": "LTXAVModel",
-        "arguments": _LTXAV,
-        "config": _LTXAV,
-    },
-}
-#: 9 x 15 x 17 tokens
-WORKFLOWS = (
-    Tiny(
-        workflow="wan2.1_1.3B_t2v",
-        title="WanModel in ComfyUI",
-        files={"wan2.1_t2v_1.3B_fp16.safetensors": "bench_wan.safetensors"},
-        text=(12, 4096),
-        inputs={"width": 272, "height": 240, "length": 33, "cfg": 1.0, "sampler_name": "euler"},
-        steps=0,
-        tokens=2295,
-    ),
-    Tiny(
-        workflow="ltx2_av_t2v",
-        title="LTXAVModel in ComfyUI",
-        files={"ltx-2-19b-dev-fp8.safetensors": "bench_ltxav.safetensors"},
-        text=(16, 48),
-        inputs={"width": 544, "height": 480, "length": 65, "frames_number": 65, "cfg": 1.0},
-        steps=0,
-        tokens=2295,
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -125,9 +76,9 @@ def _rows(workers: int, samples: int, reference_only: bool) -> Any:
     yield reference_row(workers, samples)
     if reference_only:
         return
-    with comfyui(CHECKPOINTS) as server:
+    with comfyui(STEP_CHECKPOINTS) as server:
         if server is not None:
-            yield from (host_row(server, tiny, workers, samples) for tiny in WORKFLOWS)
+            yield from (host_row(server, tiny, workers, samples) for tiny in STEP_WORKFLOWS)
 
 
 def _threads(workers: int) -> int:
@@ -136,6 +87,7 @@ def _threads(workers: int) -> int:
 
 
 def reference_row(workers: int, samples: int = SAMPLES) -> Row:
+    """A forward of the reference model, in a pool and in this process."""
     config = ReferenceConfig(layers=2, heads=10, head_dim=64)
     inputs = Inputs.seeded(config, 0, frames=9, rows=30, columns=34)
     arguments = step_arguments(inputs, inputs.video, inputs.audio, 0.5)

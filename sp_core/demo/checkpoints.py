@@ -1,7 +1,7 @@
 """Tiny checkpoints with the real architectures and random weights.
 
 Shapes come from the host's own classes, so a host that changes them gets what it expects.
-Run as a script in the host's environment: ``python checkpoints.py <ComfyUI> <folder>``.
+Run as a script, as it imports the host: ``python checkpoints.py <ComfyUI> <folder> [<more checkpoints, JSON>]``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_WAN = {"model_type": "t2v", "dim": 384, "ffn_dim": 256, "num_heads": 3, "num_layers": 3, "in_dim": 16, "out_dim": 16}
+#: arguments of the host's classes
+WAN = {"model_type": "t2v", "dim": 384, "ffn_dim": 256, "num_heads": 3, "num_layers": 3, "in_dim": 16, "out_dim": 16}
 _LTX = {"attention_head_dim": 32, "num_attention_heads": 4, "cross_attention_dim": 128, "caption_channels": 48, "num_layers": 3}
-_LTXAV = {
+LTXAV = {
     **_LTX,
     "audio_attention_head_dim": 16,
     "audio_num_attention_heads": 4,
@@ -35,24 +36,24 @@ Checkpoint = tuple[str, str, dict[str, Any], dict[str, Any] | None]
 
 #: by file name
 CHECKPOINTS: dict[str, Checkpoint] = {
-    "tiny_wan_t2v.safetensors": ("comfy.ldm.wan.model", "WanModel", _WAN, None),
-    "tiny_wan_t2v_low.safetensors": ("comfy.ldm.wan.model", "WanModel", _WAN, None),
-    "tiny_wan_i2v.safetensors": ("comfy.ldm.wan.model", "WanModel", {**_WAN, "model_type": "i2v", "in_dim": 36}, None),
+    "tiny_wan_t2v.safetensors": ("comfy.ldm.wan.model", "WanModel", WAN, None),
+    "tiny_wan_t2v_low.safetensors": ("comfy.ldm.wan.model", "WanModel", WAN, None),
+    "tiny_wan_i2v.safetensors": ("comfy.ldm.wan.model", "WanModel", {**WAN, "model_type": "i2v", "in_dim": 36}, None),
     "tiny_wan_flf.safetensors": (
         "comfy.ldm.wan.model",
         "WanModel",
-        {**_WAN, "model_type": "i2v", "in_dim": 36, "flf_pos_embed_token_number": 514},
+        {**WAN, "model_type": "i2v", "in_dim": 36, "flf_pos_embed_token_number": 514},
         None,
     ),
-    "tiny_wan_ref.safetensors": ("comfy.ldm.wan.model", "WanModel", {**_WAN, "in_dim_ref_conv": 16}, None),
-    "tiny_wan22_5b.safetensors": ("comfy.ldm.wan.model", "WanModel", {**_WAN, "in_dim": 48, "out_dim": 48}, None),
+    "tiny_wan_ref.safetensors": ("comfy.ldm.wan.model", "WanModel", {**WAN, "in_dim_ref_conv": 16}, None),
+    "tiny_wan22_5b.safetensors": ("comfy.ldm.wan.model", "WanModel", {**WAN, "in_dim": 48, "out_dim": 48}, None),
     "tiny_ltxv.safetensors": ("comfy.ldm.lightricks.model", "LTXVModel", _LTX, _LTX),
-    "tiny_ltxav.safetensors": ("comfy.ldm.lightricks.av_model", "LTXAVModel", _LTXAV, _LTXAV),
+    "tiny_ltxav.safetensors": ("comfy.ldm.lightricks.av_model", "LTXAVModel", LTXAV, LTXAV),
     "tiny_ltxav_23.safetensors": (
         "comfy.ldm.lightricks.av_model",
         "LTXAVModel",
-        {**_LTXAV, "cross_attention_adaln": True, "apply_gated_attention": True, "caption_proj_before_connector": True},
-        {**_LTXAV, "cross_attention_adaln": True, "apply_gated_attention": True, "caption_proj_before_connector": True},
+        {**LTXAV, "cross_attention_adaln": True, "apply_gated_attention": True, "caption_proj_before_connector": True},
+        {**LTXAV, "cross_attention_adaln": True, "apply_gated_attention": True, "caption_proj_before_connector": True},
     ),
 }
 
@@ -117,11 +118,12 @@ def write_lora(checkpoint: Path, path: Path, rank: int = 4) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
-    sys.argv[1:] = sys.argv[2:]
-    target = Path(sys.argv.pop(1))
+    target, more = Path(sys.argv[2]), json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
+    # the host reads its own arguments from here
+    del sys.argv[1:]
     import comfy.options  # noqa: F401  (arguments are not parsed: comfy.cli_args keeps its defaults)
     from comfy.cli_args import args
 
     args.cpu = True
-    write_all(target)
+    write_all(target, CHECKPOINTS | more)
     write_lora(target / "tiny_wan_t2v.safetensors", target.parent / "loras" / "tiny_wan_lora.safetensors")

@@ -1,4 +1,4 @@
-"""A headless ComfyUI of our own: found, started with a private base directory, driven over its HTTP API."""
+"""A headless ComfyUI of our own, started with a private base directory and driven over its HTTP API."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-EXTENSION = Path(__file__).resolve().parents[2]
+from ..host_path import EXTENSION
+from .checkpoints import Checkpoint
 
 
-def find_comfyui() -> Path | None:
-    """A ComfyUI checkout: $COMFYUI_PATH, the one this extension lives in, or ~/ComfyUI."""
-    candidates = [EXTENSION.parent.parent, Path.home() / "ComfyUI"]
-    if os.environ.get("COMFYUI_PATH"):
-        candidates = [Path(os.environ["COMFYUI_PATH"]).expanduser()]
-    return next((path for path in candidates if (path / "comfy").is_dir() and (path / "main.py").is_file()), None)
+def prepare_base(host: Path, base: Path, packs: Sequence[Path] = (), more: Mapping[str, Checkpoint] | None = None) -> None:
+    """Make a base directory with tiny checkpoints and this extension among its custom nodes.
 
-
-def prepare_base(host: Path, base: Path, packs: list[Path] | None = None) -> None:
-    """A base directory with tiny checkpoints and this extension among its custom nodes."""
+    Args:
+        packs: other node packs.
+        more: checkpoints beside the demo's, by file name.
+    """
     for folder in ("models/diffusion_models", "models/loras", "custom_nodes", "input", "output", "user", "temp"):
         (base / folder).mkdir(parents=True, exist_ok=True)
-    for name, source in {"sequence-parallel": EXTENSION, **{pack.name: pack for pack in packs or []}}.items():
+    for name, source in {"sequence-parallel": EXTENSION, **{pack.name: pack for pack in packs}}.items():
         link = base / "custom_nodes" / name
         if not link.exists():
             link.symlink_to(source, target_is_directory=True)
+    # in a process of its own, as it imports the host
     script = Path(__file__).with_name("checkpoints.py")
-    subprocess.run([sys.executable, str(script), str(host), str(base / "models" / "diffusion_models")], check=True)
+    command = [sys.executable, str(script), str(host), str(base / "models" / "diffusion_models"), json.dumps(dict(more or {}))]
+    subprocess.run(command, check=True)
 
 
 class PromptFailed(RuntimeError):
@@ -47,7 +48,7 @@ class PromptFailed(RuntimeError):
 
 
 class ComfyServer:
-    """One ComfyUI process. Use as a context."""
+    """One ComfyUI process, in a ``with`` block. Methods that talk to it raise OSError where it does not answer."""
 
     def __init__(
         self, host: Path, base: Path, *flags: str, environment: dict[str, str] | None = None, wrapper: tuple[str, ...] = ()
@@ -71,6 +72,7 @@ class ComfyServer:
         self.stop()
 
     def stop(self, timeout: float = 20) -> None:
+        """End the process, by force if it has not ended after ``timeout`` seconds."""
         if self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -80,6 +82,11 @@ class ComfyServer:
         self._log.close()
 
     def wait_until_up(self, timeout: float = 180) -> None:
+        """Return when the server answers.
+
+        Raises:
+            RuntimeError: it ended, or did not answer within ``timeout`` seconds; the message ends with its log.
+        """
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -114,10 +121,12 @@ class ComfyServer:
         return self.post("/prompt", {"prompt": prompt, "client_id": uuid.uuid4().hex})["prompt_id"]
 
     def wait(self, prompt_id: str, timeout: float = 300) -> dict[str, Any]:
-        """The prompt's history entry once it has run.
+        """The prompt's history entry, once it has run.
 
         Raises:
             PromptFailed: it failed; the message is the node's.
+            RuntimeError: the server ended meanwhile.
+            TimeoutError: it takes more than ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -141,6 +150,7 @@ class ComfyServer:
 
 
 def _refusal(details: Any) -> str:
+    """What the server says of a prompt that it refuses, in one line."""
     if not isinstance(details, dict):
         return str(details)
     lines = [details.get("error", {}).get("message", "refused")] if isinstance(details.get("error"), dict) else [str(details.get("error"))]

@@ -1,4 +1,4 @@
-"""Words about this machine for whoever reads a measurement."""
+"""What whoever reads a measurement should know of the machine that it was made on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def machine_line() -> str:
-    """Cores and how busy they are: several threads of one process suffer more from a busy machine than several processes."""
+    """Cores and how busy they are. On a busy machine, threads of one process lose more time than as many processes."""
     cores = os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     busy = "; busy with other work, so times are of little use" if load > 2 * cores else ""

@@ -1,7 +1,7 @@
 """Shrinks a shipped API workflow to something that runs anywhere in seconds, and says what it changed.
 
-What stays: the graph's shape, its loaders' and samplers' classes, guider, scheduler, SP
-nodes. What goes: the sizes, the files, the text encoder, and everything behind the latent.
+The shape of the graph stays, and so do its loaders, samplers, guiders, schedulers and SP nodes.
+The sizes, the files, the text encoder and everything behind the latent are replaced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Prompt = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Tiny:
-    """One shipped workflow and what its parts are replaced by."""
+    """One shipped workflow, and what its parts are replaced by."""
 
     workflow: str
     title: str
@@ -29,7 +29,7 @@ class Tiny:
     #: input name -> value, for every node that has it
     inputs: dict[str, Any]
     steps: int
-    #: video tokens that come of it, for the table
+    #: video tokens of a forward, for the table
     tokens: int
 
     def load(self) -> Prompt:
@@ -64,8 +64,9 @@ TINY_WORKFLOWS = (
 
 @dataclass
 class Shrunk:
+    """A shrunk prompt, the nodes that save its latents, and what was changed, in words."""
+
     prompt: Prompt
-    #: nodes that save a latent
     saves: list[str] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
 

@@ -19,7 +19,7 @@ __all__ = ["as_text", "examine", "heat_map", "main"]
 
 
 def examine() -> dict[str, Any]:
-    """Everything, as plain data: the sections of :mod:`.facts`, ``links``, ``expected`` and ``verdict``.
+    """The whole report as plain data: the sections of :mod:`.facts`, ``links``, ``expected`` and ``verdict``.
 
     Starts a small pool for some seconds. Works without accelerators.
     """
@@ -28,14 +28,14 @@ def examine() -> dict[str, Any]:
     count = len(report["devices"]["accelerators"])
     report["expected"] = []
     if "error" not in links:
-        machine = MeasuredRates("this machine", links["flops"], links["bandwidth"], links["latency_s"])
-        report["expected"] = expectations(machine, max(1, count))
+        rates = MeasuredRates("this machine", links["flops"], links["bandwidth"], links["latency_s"])
+        report["expected"] = expectations(rates, max(1, count))
     report["verdict"] = verdict(report)
     return report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the report; 1 if no pool could be started."""
+    """Prints the report. Returns 1 if no pool could be started, else 0."""
     parser = argparse.ArgumentParser(prog="doctor", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""What a machine has, as plain data. Starts nothing.
+"""What this machine has, as plain data. Starts nothing.
 
 A section is a function; add one to :data:`SECTIONS` to have it reported.
 """
@@ -15,12 +15,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ..host_path import find_comfyui
 from ..pool.devices import accelerators, maker, parse_devices, platform_problem
 
 Report = dict[str, Any]
 
 
 def versions() -> Report:
+    """Of Python, torch, what torch was built with, and packages that this extension uses."""
     import torch
 
     found: Report = {"python": platform.python_version(), "system": platform.platform(), "torch": torch.__version__}
@@ -47,6 +49,7 @@ def _driver() -> str | None:
 
 
 def devices() -> Report:
+    """The accelerators, what ``auto`` makes of them, and which reach each other's memory."""
     import torch
 
     kind, count = accelerators()
@@ -70,8 +73,6 @@ def host() -> Report:
     running = sys.modules.get("comfyui_version")
     if running is not None:
         return {"comfyui": str(Path(running.__file__ or "").parent), "version": running.__version__}
-    from ..demo.comfy_server import find_comfyui
-
     path = find_comfyui()
     if path is None:
         return {"comfyui": None, "why": "no checkout was found; COMFYUI_PATH names one"}
@@ -81,6 +82,7 @@ def host() -> Report:
 
 
 def memory() -> Report:
+    """Kinds of shared memory that processes can exchange tensors in."""
     found: Report = {"memfd": hasattr(os, "memfd_create")}
     shm = Path("/dev/shm")
     if shm.is_dir():
@@ -89,7 +91,7 @@ def memory() -> Report:
 
 
 def compiled_parts() -> Report:
-    """Building them is how to know."""
+    """Whether the native code can be used. Builds it, as nothing else would tell."""
     from ..comm.native.build import load_cpu, load_cuda
 
     return {name: {"usable": not part.reason, "why_not": part.reason} for name, part in (("cpu", load_cpu()), ("cuda", load_cuda()))}

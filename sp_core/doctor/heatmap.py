@@ -1,4 +1,8 @@
-"""A small picture of a matrix, with torch alone."""
+"""A small picture of a matrix of rates.
+
+Its numbers are drawn by Pillow, which every ComfyUI has, and a ComfyUI is where the picture is
+shown. Without Pillow there are only colours.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+#: height and width of a cell, in pixels
 CELL = 48
-#: 3 x 5 pixels, rows from the top, one bit a pixel
-_DIGITS = {
-    "0": (7, 5, 5, 5, 7),
-    "1": (2, 6, 2, 2, 7),
-    "2": (7, 1, 7, 4, 7),
-    "3": (7, 1, 7, 1, 7),
-    "4": (5, 5, 7, 1, 1),
-    "5": (7, 4, 7, 1, 7),
-    "6": (7, 4, 7, 5, 7),
-    "7": (7, 1, 1, 1, 1),
-    "8": (7, 5, 7, 5, 7),
-    "9": (7, 5, 7, 1, 7),
-    ".": (0, 0, 0, 0, 2),
-}
-#: colours from nothing to the fastest link
+#: colours (red, green, blue) from nothing to the fastest link
 _RAMP = torch.tensor([[0.16, 0.18, 0.32], [0.13, 0.45, 0.52], [0.35, 0.72, 0.40], [0.98, 0.88, 0.30]])
 _BACKGROUND = 0.08
 
@@ -30,7 +21,7 @@ _BACKGROUND = 0.08
 def heat_map(rates: Sequence[Sequence[float]], unit: float = 1e9) -> Tensor:
     """Picture of a square matrix: brighter is faster, numbers are in ``unit`` (GB/s).
 
-    Returns (1, height, width, 3), float, 0 to 1; row and column headings are the indices.
+    Returns (1, height, width, 3), fp32, 0 to 1. Rows and columns are headed by their indices.
     """
     size = len(rates)
     canvas = torch.full(((size + 1) * CELL, (size + 1) * CELL, 3), _BACKGROUND)
@@ -55,17 +46,20 @@ def _colour(share: float) -> Tensor:
 
 
 def _short(value: float) -> str:
-    """At most four characters."""
+    """At most four characters, below ten thousand."""
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def _write(canvas: Tensor, text: str, row: int, column: int, white: bool) -> None:
-    scale = 2
-    height, width = 5 * scale, (4 * len(text) - 1) * scale
-    y0, x0 = row * CELL + (CELL - height) // 2, column * CELL + (CELL - width) // 2
-    for place, character in enumerate(text):
-        for y, bits in enumerate(_DIGITS[character]):
-            for x in range(3):
-                if bits >> (2 - x) & 1:
-                    left, above = x0 + (4 * place + x) * scale, y0 + y * scale
-                    canvas[above : above + scale, left : left + scale] = 1.0 if white else 0.0
+    """Put ``text`` in the middle of a cell."""
+    try:
+        from PIL import Image, ImageDraw
+    except ImportError:
+        return
+    image = Image.new("L", (CELL, CELL))
+    draw = ImageDraw.Draw(image)
+    left, top, right, bottom = draw.textbbox((0, 0), text)
+    draw.text(((CELL - right - left) / 2, (CELL - bottom - top) / 2), text, fill=255)
+    ink = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(CELL, CELL, 1) / 255
+    cell = canvas[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
+    cell.lerp_(torch.full_like(cell, float(white)), ink)

@@ -1,4 +1,4 @@
-"""Starts a small pool on the machine's devices, and has it measure itself."""
+"""Starts a small pool on this machine's devices, whose workers measure themselves and the links between them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def chosen_devices() -> tuple[WorkerDevice, ...]:
 
 
 def measure_links(devices: tuple[WorkerDevice, ...]) -> dict[str, Any]:
-    """The transport that a real pool would use, measured rates, and a matrix of bytes/s between each two devices.
+    """What :class:`.probe.ProbeService` answers: transport, rates, and bytes/s between each two devices.
 
-    Returns ``error`` instead where no pool can be started.
+    Returns ``error``, a sentence, instead where no pool can be started.
     """
     named: dict[str, Any] = {"devices": [str(device) for device in devices]}
     try:

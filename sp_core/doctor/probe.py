@@ -1,4 +1,4 @@
-"""What runs in the doctor's workers: chooses transports as a real pool does, and measures them."""
+"""The service of the doctor's workers: it chooses transports as the workers of a model do, and measures them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..comm import Transport
 from ..comm.choice import make_transport
 from ..comm.small_collectives import all_gather_ints
 from ..errors import SPError
-from ..parallel.measure import measure
+from ..parallel.measure import measure_rates
 from ..pool.shared_state import Phase
 from ..pool.worker import WorkerContext
 
@@ -37,14 +37,14 @@ class ProbeService:
         device = self.context.device
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         transport, reason = self._transport(None)
-        machine = measure(transport, device, dtype)
+        rates = measure_rates(transport, device, dtype)
         transport.close()
         return {
             "transport": transport.name,
             "reason": reason,
-            "flops": machine.flops,
-            "bandwidth": machine.bandwidth,
-            "latency_s": machine.latency_s,
+            "flops": rates.flops,
+            "bandwidth": rates.bandwidth,
+            "latency_s": rates.latency_s,
             "links": self._links(),
         }
 

@@ -1,4 +1,4 @@
-"""The report for a person."""
+"""The doctor's report as text, for a person."""
 
 from __future__ import annotations
 

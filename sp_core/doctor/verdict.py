@@ -1,4 +1,4 @@
-"""What to expect on a machine, in sentences. Pure functions."""
+"""What to expect of the devices that were measured, in sentences. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,42 +7,43 @@ from typing import Any
 from ..planner.catalog import MODELS
 from ..planner.choose import choose
 from ..planner.cost import MeasuredRates, ModelShape, predict
+from ..planner.degrees import Degrees
 
-#: of the planner's table, those that most people run
+#: the models of the planner's catalogue that most people run
 EXPECTED = ("Wan 2.1/2.2 14B", "LTX-2", "HunyuanVideo")
 #: below this, more devices are not worth their price
 WORTHWHILE = 1.1
 
 
-def expectations(machine: MeasuredRates, devices: int, may_idle: bool = True) -> list[dict[str, Any]]:
-    """For each model: seconds of a forward on one and on all devices, and the best use of them.
+def expectations(rates: MeasuredRates, devices: int, may_idle: bool = True) -> list[dict[str, Any]]:
+    """For each model: seconds of a forward on one device and on the best use of all, as plain data.
 
-    The forward is one with two conditionings (CFG), which may be halved; ``speed_up`` 1 means that one device is
-    as fast as any number.
+    The forward has two conditionings (CFG), which may be split. Where ``speed_up`` is 1, one device is as fast as
+    any number.
     """
     rows = []
     for shape, size, tokens in MODELS:
         if shape.name not in EXPECTED:
             continue
-        decision = choose(devices, 2, shape=shape, tokens=tokens, machine=machine, may_idle=may_idle)
-        assert decision.cost is not None and decision.one_device is not None
+        choice = choose(devices, 2, shape=shape, tokens=tokens, rates=rates, may_idle=may_idle)
+        assert choice.cost is not None and choice.one_device is not None
         rows.append(
             {
                 "model": shape.name,
                 "size": size,
-                "one_device_s": decision.one_device.total_s,
-                "all_devices_s": decision.cost.total_s,
-                "devices_used": decision.degrees.ranks,
-                "layout": decision.degrees.describe(),
-                "speed_up": decision.one_device.total_s / decision.cost.total_s,
-                "exchange_share": _exchange_share(shape, tokens, machine, decision),
+                "one_device_s": choice.one_device.total_s,
+                "all_devices_s": choice.cost.total_s,
+                "devices_used": choice.degrees.ranks,
+                "degrees": choice.degrees.describe(),
+                "speed_up": choice.one_device.total_s / choice.cost.total_s,
+                "exchange_share": _exchange_share(shape, tokens, rates, choice.degrees),
             }
         )
     return rows
 
 
-def _exchange_share(shape: ModelShape, tokens: int, machine: MeasuredRates, decision: Any) -> float:
-    cost = predict(shape, tokens, 2, machine, decision.degrees)
+def _exchange_share(shape: ModelShape, tokens: int, rates: MeasuredRates, degrees: Degrees) -> float:
+    cost = predict(shape, tokens, 2, rates, degrees)
     return (cost.exchange_s + cost.latency_s) / cost.total_s
 
 
@@ -56,7 +57,7 @@ def sentences(row: dict[str, Any], devices: int) -> str:
     idle = devices - row["devices_used"]
     text = (
         f"{what}: about {row['speed_up']:.1f} times as fast on {row['devices_used']} devices "
-        f"({row['layout']}; {100 * row['exchange_share']:.0f} % of the time in exchange)"
+        f"({row['degrees']}; {100 * row['exchange_share']:.0f} % of the time in exchange)"
     )
     return text + (f". {idle} would stay idle, since more would be slower." if idle else ".")
 
@@ -78,11 +79,11 @@ def verdict(report: dict[str, Any]) -> list[str]:
         )
         return lines + [sentences(row, count) for row in report["expected"]]
     lines += _peer_access(found)
-    machine = MeasuredRates("this machine", links["flops"], links["bandwidth"], links["latency_s"])
+    rates = MeasuredRates("this machine", links["flops"], links["bandwidth"], links["latency_s"])
     lines += [sentences(row, count) for row in report["expected"]]
     lines.append(
-        f"Predicted from {machine.flops / 1e12:.3g} TFLOP/s a device, {machine.bandwidth / 1e9:.3g} GB/s that every device can send "
-        f"at once, {machine.latency_s * 1e6:.3g} us a collective, all measured now. Text encoder and VAE take what they took before."
+        f"Predicted from {rates.flops / 1e12:.3g} TFLOP/s a device, {rates.bandwidth / 1e9:.3g} GB/s that every device can send "
+        f"at once, {rates.latency_s * 1e6:.3g} us a collective, all measured now. Text encoder and VAE take what they took before."
     )
     return lines
 

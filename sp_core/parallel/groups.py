@@ -1,7 +1,7 @@
-"""All the ways in which the ranks of a pool can share one forward: dp x ring x Ulysses.
+"""The groups of ranks that share a forward, and what moves tensors within them, for any parallel degrees.
 
-Groups and transports are made when a layout is first used and kept, so a run that changes
-from one layout to another and back makes nothing new.
+Groups and transports are made when degrees are first used, and kept: a run that changes
+from one choice to another and back makes nothing new.
 """
 
 from __future__ import annotations
@@ -19,25 +19,29 @@ from ..comm.small_collectives import all_gather_ints
 from ..planner.degrees import Degrees
 from .mesh import Mesh, MeshAxis, Meshes
 
-#: a group of ranks -> what moves tensors between them
+#: makes what moves tensors between the ranks of a group; collective over the group
 MakeTransport = Callable[[dist.ProcessGroup], Transport]
 
 
 @dataclass(frozen=True)
 class ParallelGroups:
-    """One layout as one rank sees it."""
+    """The groups that one rank is in, for some parallel degrees."""
 
     degrees: Degrees
+    #: the ranks that share the tokens of this rank's part of the batch
     sequence: SequenceGroup
-    #: joins the ranks that hold the same tokens of different batch parts; None without dp
+    #: joins the ranks that hold the same tokens of different parts of the batch; None where dp is 1
     batch: Transport | None
 
 
 class ParallelGroupsCache:
-    """Makes and keeps :class:`ParallelGroups` layouts over the first ranks of the world."""
+    """Makes :class:`ParallelGroups` of the first ranks of the world, and keeps them by their degrees.
+
+    All its transports count into one :class:`TransportStats`, ``stats``.
+    """
 
     def __init__(self, make_transport: MakeTransport, timeout: timedelta) -> None:
-        """``timeout``: of the collectives of all groups."""
+        """``timeout`` is that of the collectives of all groups. Makes nothing yet."""
         self._make = make_transport
         self._meshes = Meshes(timeout)
         self._built: dict[Degrees, ParallelGroups | None] = {}
@@ -45,21 +49,24 @@ class ParallelGroupsCache:
         self.stats = TransportStats()
 
     def build(self, degrees: Degrees) -> ParallelGroups | None:
-        """The layout over the first ``degrees.ranks`` ranks; None on a rank that stays idle.
+        """The groups of this rank among the first ``degrees.ranks``; None on the others, which stay idle.
 
-        Collective over the world when the layout is new: ranks that stay idle must ask for it too.
+        Collective over the world when the degrees are new: ranks that stay idle must call it too.
+
+        Raises:
+            ValueError: the world has fewer ranks than the degrees need.
         """
         if degrees not in self._built:
             mesh = self._meshes.build(degrees.dp, degrees.ring, degrees.ulysses)
-            self._built[degrees] = None if mesh is None else self._layout(degrees, mesh)
+            self._built[degrees] = None if mesh is None else self._groups_of(degrees, mesh)
         return self._built[degrees]
 
-    def _layout(self, degrees: Degrees, mesh: Mesh) -> ParallelGroups:
-        whole = self._transport(mesh.sp)
-        row = self._transport(mesh.ulysses)
+    def _groups_of(self, degrees: Degrees, mesh: Mesh) -> ParallelGroups:
+        all_ranks = self._transport(mesh.sp)
+        ulysses = self._transport(mesh.ulysses)
         ring = Ring(mesh.ring.group, self.stats) if degrees.ring > 1 else None
         batch = self._transport(mesh.dp) if degrees.dp > 1 else None
-        return ParallelGroups(degrees, SequenceGroup(whole, row, ring), batch)
+        return ParallelGroups(degrees, SequenceGroup(all_ranks, ulysses, ring), batch)
 
     def _transport(self, axis: MeshAxis) -> Transport:
         if axis.ranks not in self._transports:
@@ -69,17 +76,20 @@ class ParallelGroupsCache:
         return self._transports[axis.ranks]
 
     def renew(self) -> None:
-        """After a failure, which ranks may have left at different places: all anew. Collective over the world."""
+        """Forget everything after a failure, as ranks may have left it at different places. Collective over the world.
+
+        Ranks that missed groups which others made are brought into step.
+        """
         self.close()
         self._meshes.catch_up(max(count for (count,) in all_gather_ints(None, [self._meshes.asked])))
 
     def trim(self) -> None:
-        """Give back device memory that the next exchanges can take again. Collective."""
+        """Give back device memory that the next exchanges can take again. Collective over each transport's ranks."""
         for transport in self._transports.values():
             transport.trim()
 
     def close(self) -> None:
-        """Give back all layouts, transports and groups. Those built before are dead afterwards."""
+        """Give back all transports and groups. :class:`ParallelGroups` that were built before are dead afterwards."""
         for transport in self._transports.values():
             transport.close()
         self._transports.clear()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -12,42 +12,60 @@ from ..comm import Transport
 from ..comm.small_collectives import all_gather_ints
 from ..planner.cost import MeasuredRates
 
+#: rows and columns of the matrices that are multiplied
+_ACCELERATOR_MATRIX, _CPU_MATRIX = 4096, 384
+#: tokens of a rank, heads and head_dim of the tensors that are exchanged
+_ACCELERATOR_SHAPE, _CPU_SHAPE = (4096, 32, 128), (512, 16, 64)
+#: exchanges of each size, of which the first are not counted; ranks must agree on their number
+_ROUNDS, _WARM_UP = 6, 2
 
-def measure(transport: Transport, device: torch.device, dtype: torch.dtype, seconds: float = 0.15) -> MeasuredRates:
+
+def measure_rates(transport: Transport, device: torch.device, dtype: torch.dtype, seconds: float = 0.15) -> MeasuredRates:
     """Rates of the slowest device and the slowest link, equal on all ranks. Collective; takes about twice ``seconds``.
 
-    Compute is a square matrix product in ``dtype``; the link is an exchange of q, k and v.
+    A device computes a square matrix product in ``dtype``; a link carries an exchange of q, k and v.
+
+    Args:
+        transport: of at least two ranks.
     """
-    size = 4096 if device.type != "cpu" else 384
-    a = torch.randn(size, size, device=device).to(dtype)
-    flops = 2.0 * size**3 / _timed(lambda: a @ a, device, seconds)
-    t, H, D = (4096, 32, 128) if device.type != "cpu" else (512, 16, 64)
-    shards = [torch.randn(1, t, H, D, device=device).to(dtype) for _ in range(3)]
-    counts = [t] * transport.world_size
-    # a fixed number of rounds: ranks must agree on it
-    times = [_once(lambda: transport.scatter_heads(shards, counts), device) for _ in range(6)]
-    moved = 3 * t * H * D * shards[0].element_size() * (transport.world_size - 1) / transport.world_size
-    tiny = [shard[:, :1, :, :1].contiguous() for shard in shards]
-    waits = [_once(lambda: transport.scatter_heads(tiny, [1] * transport.world_size), device) for _ in range(6)]
-    latency = median(waits[2:])
-    bandwidth = moved / max(median(times[2:]) - latency, 1e-6)
-    mine = [int(flops / 1e6), int(bandwidth / 1e3), int(latency * 1e9)]
-    ranks = all_gather_ints(None, mine)
-    return MeasuredRates(str(device.type), min(r[0] for r in ranks) * 1e6, min(r[1] for r in ranks) * 1e3, max(r[2] for r in ranks) / 1e9)
+    is_cpu = device.type == "cpu"
+    flops = _flops(device, dtype, _CPU_MATRIX if is_cpu else _ACCELERATOR_MATRIX, seconds)
+    bandwidth, latency_s = _link(transport, device, dtype, _CPU_SHAPE if is_cpu else _ACCELERATOR_SHAPE)
+    ranks = all_gather_ints(None, [int(flops / 1e6), int(bandwidth / 1e3), int(latency_s * 1e9)])
+    mega_flops, kilobytes, nanoseconds = zip(*ranks, strict=True)
+    return MeasuredRates(device.type, min(mega_flops) * 1e6, min(kilobytes) * 1e3, max(nanoseconds) / 1e9)
 
 
-def _once(function: Any, device: torch.device) -> float:
-    started = time.perf_counter()
-    function()
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter() - started
-
-
-def _timed(function: Any, device: torch.device, seconds: float) -> float:
-    _once(function, device)
+def _flops(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:
+    """FLOP/s of this device, in products of (size, size) matrices for so many seconds."""
+    matrix = torch.randn(size, size, device=device).to(dtype)
+    _seconds(lambda: matrix @ matrix, device)
     times: list[float] = []
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline or not times:
-        times.append(_once(function, device))
-    return median(times)
+        times.append(_seconds(lambda: matrix @ matrix, device))
+    return 2.0 * size**3 / median(times)
+
+
+def _link(transport: Transport, device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]) -> tuple[float, float]:
+    """Bytes/s that this rank sends, and seconds of an exchange of next to nothing."""
+    t, H, D = shape
+    world_size = transport.world_size
+    shards = [torch.randn(1, t, H, D, device=device).to(dtype) for _ in range(3)]
+    tiny = [shard[:, :1, :, :1].contiguous() for shard in shards]
+
+    def exchange(tensors: list[torch.Tensor], tokens: int) -> float:
+        times = [_seconds(lambda: transport.scatter_heads(tensors, [tokens] * world_size), device) for _ in range(_ROUNDS)]
+        return median(times[_WARM_UP:])
+
+    full_s, latency_s = exchange(shards, t), exchange(tiny, 1)
+    sent_bytes = 3 * t * H * D * dtype.itemsize * (world_size - 1) / world_size
+    return sent_bytes / max(full_s - latency_s, 1e-6), latency_s
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    started = time.perf_counter()
+    call()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter() - started

@@ -1,12 +1,12 @@
-"""The device mesh dp x ring x ulysses: which rank talks to which, as an object.
+"""The device mesh dp x ring x ulysses: which ranks are in a group along which axis.
 
-Rank g sits at ``g = (dp * ring_size + ring) * ulysses_size + ulysses``:
-Ulysses groups are neighbours (all-to-all wants the fastest links), rings step over them, and
-the dp halves (CFG, batch) are farthest apart. ring x ulysses together are one sequence
-group, here ``sp``; LongCat-Video calls it ``cp``.
+A rank's place is ``rank = (dp * ring_size + ring) * ulysses_size + ulysses``. The ranks of a
+Ulysses group are neighbours, as an all-to-all needs the fastest links; a ring steps over them, and
+the parts of the batch (dp) are farthest apart. ring and ulysses together are the axis of a
+sequence group, here ``sp``; LongCat-Video calls it ``cp``.
 
-Several meshes live side by side; process groups are kept by their members, so going back to
-an earlier layout makes no new communicator. torch's DeviceMesh is not used: each of its meshes
+Several meshes live side by side. Process groups are kept by their members, so going back to
+earlier degrees makes no new communicator. torch's DeviceMesh is not used: each of its meshes
 makes groups of its own that it cannot destroy, its axis over all ranks is the default group,
 which cannot be made anew after a failure, and it joins ring and ulysses to one axis only by
 a private method.
@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class MeshAxis:
-    """One axis as one rank sees it."""
+    """The group that one rank is in along one axis."""
 
     group: dist.ProcessGroup
     #: global ranks of the members, in axis order
@@ -39,7 +39,7 @@ class MeshAxis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """dp x ring x ulysses, and ``sp`` = ring x ulysses in one axis (ring-major)."""
+    """One rank's groups along the axes dp, ring and ulysses, and along ``sp``: ring and ulysses as one axis, ring-major."""
 
     dp: MeshAxis
     ring: MeshAxis
@@ -53,7 +53,7 @@ class Mesh:
 
 
 def axis_members(shape: tuple[int, int, int], rank: int) -> dict[str, tuple[int, ...]]:
-    """Who shares each axis with ``rank``. ``shape`` = (dp, ring, ulysses).
+    """The ranks that share a group with ``rank``, by axis. ``shape`` is (dp, ring, ulysses).
 
     Raises:
         ValueError: ``rank`` is outside the mesh.
@@ -74,21 +74,24 @@ def axis_members(shape: tuple[int, int, int], rank: int) -> dict[str, tuple[int,
 
 
 def axis_groups(shape: tuple[int, int, int]) -> list[tuple[int, ...]]:
-    """The members of every group in a mesh, each group once: one axis after the other, as groups of one axis do not overlap."""
+    """The members of every group in a mesh, each group once.
+
+    They come one axis after the other, as the groups of one axis do not overlap and can be made at the same time.
+    """
     everybody = [axis_members(shape, rank) for rank in range(math.prod(shape))]
     return list(dict.fromkeys(members[axis] for axis in ("ulysses", "ring", "sp", "dp") for members in everybody))
 
 
 class Meshes:
-    """Makes meshes over the first ranks of the world and keeps their process groups.
+    """Makes meshes over the first ranks of the world, and keeps their process groups.
 
     All ranks of the world build the same meshes in the same order, also those that they are not
-    in: torch names a group by how many the process has asked for before, and ranks that count
+    in. torch names a group by how many the process has asked for before, so ranks that count
     differently wait for each other forever.
     """
 
     def __init__(self, timeout: timedelta | None = None) -> None:
-        """``timeout``: of the groups' collectives; torch's default when not given."""
+        """``timeout`` is that of the groups' collectives; torch's default when not given."""
         self._timeout = timeout
         self._groups: dict[tuple[int, ...], Any] = {}
         #: how many groups this rank has asked torch for, closed ones too
@@ -113,7 +116,7 @@ class Meshes:
         return Mesh(**{axis: MeshAxis(self._groups[ranks], ranks, ranks.index(rank)) for axis, ranks in members.items()})
 
     def catch_up(self, asked: int) -> None:
-        """Ask torch for groups of others until this rank has asked ``asked`` times, as those have that made a layout without it."""
+        """Ask torch for groups of other ranks until this rank has asked ``asked`` times, as ranks have that built a mesh without it."""
         while self.asked < asked:
             self.asked += 1
             dist.new_group([(dist.get_rank() + 1) % dist.get_world_size()], timeout=self._timeout)

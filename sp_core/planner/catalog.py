@@ -1,11 +1,11 @@
-"""Models at the sizes that people run, and links that people have: what tables and expectations are made for."""
+"""Models at the sizes that people run, and links that people have, for tables and expectations."""
 
 from __future__ import annotations
 
 from .cost import MeasuredRates, ModelShape
 from .traffic import CrossAttention
 
-#: linear FLOP a token and block are lam * width^2; lam as in the models' papers and code
+#: (shape, size, tokens). FLOP of the linear layers are a factor times width^2; the factors follow from the models' papers and code
 MODELS: tuple[tuple[ModelShape, str, int], ...] = (
     (ModelShape("Wan 2.1/2.2 14B", 40, 40, 128, 22.8 * 5120**2), "1280x720x81", 75_600),
     (ModelShape("Wan 2.2 5B", 30, 24, 128, 22.8 * 3072**2), "1280x704x121", 27_280),
@@ -14,6 +14,7 @@ MODELS: tuple[tuple[ModelShape, str, int], ...] = (
     (ModelShape("LongCat-Video", 48, 32, 128, 28.1 * 4096**2), "832x480x93", 37_440),
     (ModelShape("MiniMax-H3", 50, 56, 128, 15.0 * 7168**2), "1344x768x124", 38_592),
 )
+#: sustained rates, assumed for tables; in use they are measured
 LINKS = (
     MeasuredRates("NVLink (H100)", 600e12, 450e9),
     MeasuredRates("PCIe 4 P2P (4090)", 140e12, 25e9),

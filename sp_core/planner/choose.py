@@ -1,6 +1,6 @@
-"""Chooses how the ranks share a forward, and says why. Pure functions.
+"""Chooses the parallel degrees of a forward, and says why. Pure functions.
 
-The user never sees a degree; who wants to can pin some of them.
+A user never has to name a degree, but may ask for some of them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from .cost import Cost, MeasuredRates, ModelShape, predict
 from .degrees import NOTHING_REQUESTED, Degrees, RequestedDegrees, matching
 
-#: fewer devices have to be this much faster before any is left idle: predictions are no measurements
+#: fewer devices must be predicted to be this many times as fast before any is left idle: a prediction is no measurement
 MARGIN = 1.05
 
 
 @dataclass(frozen=True)
 class DegreeChoice:
-    """What was chosen, what it is predicted to cost, and what one device would take."""
+    """The degrees that were chosen for ``devices`` ranks, what they are predicted to cost, and what one device would take."""
 
     degrees: Degrees
     devices: int
@@ -37,19 +37,19 @@ class DegreeChoice:
 
 
 def candidates(world_size: int, conditionings: int, requested: RequestedDegrees = NOTHING_REQUESTED) -> list[Degrees]:
-    """Layouts of exactly ``world_size`` ranks for a forward of ``conditionings`` batched conditionings.
+    """Degrees for exactly ``world_size`` ranks in a forward of ``conditionings`` batched conditionings. Never empty.
 
-    A pinned split of the batch holds only while there is a batch to split: a forward with one
+    A requested split of the batch holds only while there is a batch to split. A forward with one
     conditioning uses all devices for the sequence.
     """
     fitting = [degrees for degrees in matching(requested, world_size) if conditionings % degrees.dp == 0]
     if not fitting:
-        fitting = [degrees for degrees in matching(RequestedDegrees(1, requested.ring), world_size)] or [Degrees(1, 1, world_size)]
+        fitting = matching(RequestedDegrees(1, requested.ring), world_size) or [Degrees(1, 1, world_size)]
     return fitting
 
 
 def _fewest_rings(fitting: list[Degrees], heads: int) -> list[Degrees]:
-    """Of each split of the batch, the layout with the shortest ring that still gives every rank a head."""
+    """Of each split of the batch, the degrees with the shortest ring that still gives every rank a head."""
     kept = []
     for dp in sorted({degrees.dp for degrees in fitting}):
         of_dp = sorted((degrees for degrees in fitting if degrees.dp == dp), key=lambda degrees: degrees.ring)
@@ -64,17 +64,18 @@ def choose(
     *,
     shape: ModelShape | None = None,
     tokens: int = 0,
-    machine: MeasuredRates | None = None,
+    rates: MeasuredRates | None = None,
     may_idle: bool = False,
     may_ring: bool = True,
 ) -> DegreeChoice:
     """Degrees for one forward.
 
     Args:
-        conditionings: batched into this forward by the host.
-        shape, tokens, machine: without them halves of the batch come first (they exchange
-            nothing), then Ulysses (it sends less than a ring).
-        may_idle: leave devices idle where fewer are predicted to be faster.
+        conditionings: how many the host batched into this forward.
+        requested: what the user asked for; it holds wherever it can.
+        shape, tokens, rates: what a prediction needs. Without one of them, splitting the batch is preferred,
+            as its parts exchange nothing, and then Ulysses, as it sends less than a ring.
+        may_idle: leave devices idle where fewer are predicted to be faster, unless the user asked for degrees.
         may_ring: the local attention can be one that returns log-sum-exp. Even then a ring is chosen
             only where Ulysses would leave ranks without a head: it sends more, and its kernels see
             shorter blocks than the prediction knows of.
@@ -83,11 +84,11 @@ def choose(
     heads = shape.heads if shape is not None and may_ring else world_size
     if not requested.ring:
         fitting = _fewest_rings(fitting, heads)
-    if shape is None or machine is None or not tokens:
+    if shape is None or rates is None or not tokens:
         return DegreeChoice(min(fitting, key=lambda degrees: (degrees.ring, -degrees.dp)), world_size)
 
     def cost(degrees: Degrees) -> Cost:
-        return predict(shape, tokens, conditionings, machine, degrees)
+        return predict(shape, tokens, conditionings, rates, degrees)
 
     best = min(fitting, key=lambda degrees: (cost(degrees).total_s, degrees.ring))
     if may_idle and requested == NOTHING_REQUESTED:

@@ -1,12 +1,12 @@
-"""What a forward costs on how many devices: a model of time, from shapes and two measured rates.
+"""What a forward costs on how many devices: a model of time, from shapes and measured rates.
 
-Compute is linear layers on a rank's tokens plus attention of a rank's heads over all
-tokens; exchange is the bytes of :mod:`sp_core.planner.traffic` over the link's rate. The
-slowest rank counts. Nothing is assumed to overlap but a ring's hops, which hide behind
-the attention of the block at hand.
+A rank computes the linear layers of its own tokens, and attention of its own heads over all
+tokens. It exchanges the bytes of :mod:`sp_core.planner.traffic` at the link's rate. The slowest
+rank counts. Nothing is assumed to overlap, with one exception: what a ring passes on hides
+behind the attention of the block at hand.
 
-Sources: DeepSpeed-Ulysses (arXiv 2309.14509) for the volume, USP (arXiv 2405.07719) for
-the product of both.
+Sources: DeepSpeed-Ulysses (arXiv 2309.14509) for the bytes of an exchange, USP (arXiv
+2405.07719) for Ulysses and ring together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from .traffic import CrossAttention, ForwardShape, forward_bytes
 class ModelShape:
     """One architecture at one size.
 
-    ``linear_flops``: FLOP a token and block outside attention (2 per weight that a token meets).
+    ``linear_flops`` is FLOP for each token and block outside attention, 2 for each weight that a
+    token meets. ``out_channels`` are those of the output's tokens, ``itemsize`` is bytes for each element.
     """
 
     name: str
@@ -49,8 +50,8 @@ class ModelShape:
 class MeasuredRates:
     """Sustained rates of one device and its link.
 
-    ``flops``: FLOP/s in the model's precision. ``bandwidth``: bytes/s that every device can send
-    at the same time. ``latency_s``: of one collective.
+    ``flops`` is FLOP/s in the model's precision, ``bandwidth`` the bytes/s that every device can
+    send at the same time, and ``latency_s`` the seconds of one collective that sends next to nothing.
     """
 
     name: str
@@ -58,10 +59,13 @@ class MeasuredRates:
     bandwidth: float
     latency_s: float = 40e-6
 
-    @property
-    def rates(self) -> tuple[float, float, float]:
-        """FLOP/s, bytes/s and seconds, for a log line."""
-        return self.flops, self.bandwidth, self.latency_s
+    def exchange_s(self, sent_bytes: float, collectives: int) -> float:
+        """Seconds in which a device sends so many bytes in so many collectives."""
+        return sent_bytes / self.bandwidth + collectives * self.latency_s
+
+    def describe(self) -> str:
+        """For a log line."""
+        return f"{self.flops:.3g} FLOP/s, {self.bandwidth:.3g} bytes/s, {self.latency_s:.3g} s a collective"
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Cost:
         return self.compute_s + self.exchange_s + self.latency_s
 
 
-def predict(shape: ModelShape, tokens: int, conditionings: int, machine: MeasuredRates, degrees: Degrees) -> Cost:
+def predict(shape: ModelShape, tokens: int, conditionings: int, rates: MeasuredRates, degrees: Degrees) -> Cost:
     """Cost of one forward of ``conditionings`` batch rows of ``tokens`` tokens each.
 
     Raises:
@@ -87,24 +91,24 @@ def predict(shape: ModelShape, tokens: int, conditionings: int, machine: Measure
         raise ValueError(f"{conditionings} conditionings cannot be split into {degrees.dp} equal parts")
     rows, ranks = conditionings // degrees.dp, degrees.ring * degrees.ulysses
     layout = FlatLayout(tokens, ranks)
-    linear_s = rows * shape.blocks * max(layout.counts) * shape.linear_flops / machine.flops
+    linear_s = rows * shape.blocks * max(layout.counts) * shape.linear_flops / rates.flops
     heads = math.ceil(shape.heads / degrees.ulysses)
     queries = math.ceil(tokens / degrees.ring)
-    attention_s = rows * shape.blocks * 4.0 * queries * tokens * heads * shape.head_dim / machine.flops
+    attention_s = rows * shape.blocks * 4.0 * queries * tokens * heads * shape.head_dim / rates.flops
     if ranks == 1:
         return Cost(linear_s + attention_s, 0.0, 0.0)
     traffic = ForwardShape(shape.blocks, shape.heads, shape.head_dim, shape.out_channels, rows, shape.itemsize, shape.itemsize, shape.cross)
-    sent_s = forward_bytes(traffic, layout, 0, degrees.ring) / machine.bandwidth
+    sent_s = forward_bytes(traffic, layout, 0, degrees.ring) / rates.bandwidth
     if degrees.ring > 1:
-        # what the row exchanges cannot hide; what the ring passes on hides behind attention
+        # the Ulysses exchange within a row cannot hide behind anything; what the ring passes on can
         row = replace(traffic, cross=None)
-        row_s = forward_bytes(row, FlatLayout(queries, degrees.ulysses), 0, 1) / machine.bandwidth if degrees.ulysses > 1 else 0.0
+        row_s = forward_bytes(row, FlatLayout(queries, degrees.ulysses), 0, 1) / rates.bandwidth if degrees.ulysses > 1 else 0.0
         sent_s = row_s + max(0.0, sent_s - row_s - attention_s)
     collectives = (2 if degrees.ulysses > 1 else 0) + (degrees.ring - 1) + (2 if shape.cross is not None else 0)
-    return Cost(linear_s + attention_s, sent_s, shape.blocks * collectives * machine.latency_s)
+    return Cost(linear_s + attention_s, sent_s, shape.blocks * collectives * rates.latency_s)
 
 
-def speed_up(shape: ModelShape, tokens: int, conditionings: int, machine: MeasuredRates, degrees: Degrees) -> float:
+def speed_up(shape: ModelShape, tokens: int, conditionings: int, rates: MeasuredRates, degrees: Degrees) -> float:
     """One device's time over that of ``degrees``."""
-    one = predict(shape, tokens, conditionings, machine, Degrees()).total_s
-    return one / predict(shape, tokens, conditionings, machine, degrees).total_s
+    one = predict(shape, tokens, conditionings, rates, Degrees()).total_s
+    return one / predict(shape, tokens, conditionings, rates, degrees).total_s

@@ -1,4 +1,4 @@
-"""How many ranks take part in what: the parallel degrees, and those that a user asks for."""
+"""Parallel degrees: into how many parts a forward is split in which way, and what a user asks for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ LAYOUTS = ("auto", "flat", "tiles")
 
 @dataclass(frozen=True)
 class Degrees:
-    """How many parts: ``dp`` halves of the batch, each over ``ring`` x ``ulysses`` ranks."""
+    """``dp`` parts of the batch, each on ``ring`` x ``ulysses`` ranks that share its tokens.
+
+    The ranks of a Ulysses group exchange token shards for head shards, and a ring passes keys and values on.
+    """
 
     dp: int = 1
     ring: int = 1
@@ -20,6 +23,7 @@ class Degrees:
 
     @property
     def ranks(self) -> int:
+        """How many ranks take part."""
         return self.dp * self.ring * self.ulysses
 
     def describe(self) -> str:
@@ -30,9 +34,9 @@ class Degrees:
 
 @dataclass(frozen=True)
 class RequestedDegrees:
-    """What the user fixed: 0 and "auto" leave it to the planner.
+    """What the user asked for. 0 leaves a degree to the planner, "auto" leaves the layout of the tokens to the plan.
 
-    ``cfg``: devices a conditioning batch is split over (1 or 2).
+    ``cfg`` is ``dp`` of :class:`Degrees`: 2 splits batched conditionings, 1 does not.
     """
 
     cfg: int = 0
@@ -41,12 +45,15 @@ class RequestedDegrees:
     layout: str = "auto"
 
 
-#: nothing fixed
+#: everything is left to the planner
 NOTHING_REQUESTED = RequestedDegrees()
 
 
 def possible_degrees(world_size: int) -> list[Degrees]:
-    """Every dp x ring x Ulysses of a world, plainest first. dp is 1 or 2: cond and uncond."""
+    """All degrees that ``world_size`` ranks can have: short rings first, then those that do not split the batch.
+
+    dp is 1 or 2, for a positive and a negative prompt.
+    """
     found = [
         Degrees(dp, ring, world_size // dp // ring)
         for dp in (1, 2)
@@ -58,7 +65,7 @@ def possible_degrees(world_size: int) -> list[Degrees]:
 
 
 def matching(requested: RequestedDegrees, world_size: int) -> list[Degrees]:
-    """The layouts that meet the requested."""
+    """The degrees of ``world_size`` ranks that agree with what the user asked for."""
     return [
         degrees
         for degrees in possible_degrees(world_size)
@@ -67,10 +74,10 @@ def matching(requested: RequestedDegrees, world_size: int) -> list[Degrees]:
 
 
 def check_requested(requested: RequestedDegrees, world_size: int) -> None:
-    """Refuse requested that no layout of ``world_size`` devices meets.
+    """Refuse what ``world_size`` devices cannot do.
 
     Raises:
-        SPError: names the nearest layouts that are possible.
+        SPError: there is no such layout of tokens, or no degrees agree; the message names the nearest that are possible.
     """
     if requested.layout not in LAYOUTS:
         raise SPError(f"'{requested.layout}' is no layout; there are {', '.join(LAYOUTS)}")
@@ -82,4 +89,4 @@ def check_requested(requested: RequestedDegrees, world_size: int) -> None:
 
 def _distance(requested: RequestedDegrees, degrees: Degrees) -> int:
     pairs = ((requested.cfg, degrees.dp), (requested.ring, degrees.ring), (requested.ulysses, degrees.ulysses))
-    return sum(abs(pin - degree) for pin, degree in pairs if pin)
+    return sum(abs(asked - degree) for asked, degree in pairs if asked)

@@ -1,11 +1,13 @@
-"""Bytes that one rank sends, as a pure function of shapes: what the transports must count.
+"""Bytes that one rank sends, as pure functions of shapes: exactly what the transports count.
 
-Exact for any token and head counts; summed over blocks these are the figures that
-the planner divides by a link's rate. Where everything divides, an exchange of q, k, v and
-back is ``4 * (S * d * b / N) * (N - 1) / N`` bytes a layer, the formula of DeepSpeed-Ulysses.
+They hold for any token and head counts. The planner divides their sum over all blocks by a
+link's rate. Where everything divides, an exchange of q, k and v and the way back of the result
+send ``4 * (T * H * D * itemsize / N) * (N - 1) / N`` bytes in each layer on N ranks.
+
+Source: DeepSpeed-Ulysses (arXiv 2309.14509) for that formula.
 
 Shape legend: B batch, T all tokens, t this rank's tokens, H all heads, h this rank's heads,
-D head_dim. ``itemsize`` is bytes an element.
+D head_dim. ``itemsize`` is bytes for each element.
 """
 
 from __future__ import annotations
@@ -19,18 +21,18 @@ from ..layout.sharding import shard_sizes
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """A small replicated query against sharded keys: video-to-audio."""
+    """A short query, equal on all ranks, that attends to sharded keys: audio to video's tokens."""
 
     queries: int
     heads: int
     head_dim: int
-    #: merge partial results instead of moving keys
+    #: partial results are merged; otherwise keys and values are exchanged
     partial: bool = True
 
 
 @dataclass(frozen=True)
 class ForwardShape:
-    """What one forward of a model sends: one self-attention a block, one gather of the output."""
+    """What decides the bytes of one forward: a self-attention in each block, and one gather of the output."""
 
     blocks: int
     heads: int
@@ -40,12 +42,12 @@ class ForwardShape:
     batch: int = 1
     itemsize: int = 2
     out_itemsize: int = 2
-    #: once a block, if the model has it
+    #: if the model has it, once in each block
     cross: CrossAttention | None = None
 
 
 def forward_bytes(shape: ForwardShape, layout: SequenceLayout, rank: int, ring: int = 1) -> int:
-    """Bytes that ``rank`` sends in one forward on a mesh of ``ring`` x (world / ring) ranks.
+    """Bytes that ``rank`` sends in one forward on a mesh of ``ring`` x (world_size / ring) ranks.
 
     Raises:
         ValueError: ``ring`` does not divide the world; no such rank.
@@ -63,35 +65,39 @@ def forward_bytes(shape: ForwardShape, layout: SequenceLayout, rank: int, ring: 
 
 
 def attention_bytes(counts: Sequence[int], rank: int, ring: int, heads: int, head_bytes: int) -> int:
-    """Self-attention on ring x Ulysses; ``head_bytes``: one head of one token, all batch items.
+    """Bytes that ``rank`` sends in one self-attention on ring x Ulysses.
 
-    The rank's Ulysses row exchanges q, k, v and the result; the ring passes k and v of
-    this rank's heads.
+    The ranks of its row exchange q, k, v and the result. The ring passes on k and v of this rank's heads.
+
+    Args:
+        counts: tokens of each rank.
+        heads: of the model, H.
+        head_bytes: of one head of one token, for all batch rows.
     """
     width = len(counts) // ring
     rows = [counts[start : start + width] for start in range(0, len(counts), width)]
     place, column = divmod(rank, width)
     row, h = rows[place], shard_sizes(heads, width)[column]
     sent = 3 * scatter_bytes(row, column, heads, head_bytes)
-    sent += h * (sum(row) - row[column]) * head_bytes  # the result back: my heads of others' tokens
+    sent += h * (sum(row) - row[column]) * head_bytes  # the result goes back: this rank's heads of the others' tokens
     if h and ring > 1:
-        # over ring - 1 hops every block passes through me but the one that starts at the next rank
+        # in ring - 1 hops, every block passes through this rank except the one that starts at the next rank
         sent += 2 * h * (sum(counts) - sum(rows[(place + 1) % ring])) * head_bytes
     return sent
 
 
 def scatter_bytes(counts: Sequence[int], rank: int, heads: int, head_bytes: int) -> int:
-    """One tensor from token shards to head shards: my tokens of others' heads."""
+    """Bytes that ``rank`` sends of one tensor that goes from token shards to head shards: its tokens of the others' heads."""
     return counts[rank] * (heads - shard_sizes(heads, len(counts))[rank]) * head_bytes
 
 
 def gather_bytes(counts: Sequence[int], token_bytes: int) -> int:
-    """All-gather of uneven shards, padded to the longest."""
+    """Bytes that every rank sends in an all-gather of uneven shards, each padded to the longest."""
     return max(counts) * token_bytes * (len(counts) - 1)
 
 
 def cross_bytes(cross: CrossAttention, counts: Sequence[int], rank: int, element: int, batch: int) -> int:
-    """One :class:`CrossAttention`; ``element`` = batch * itemsize."""
+    """Bytes that ``rank`` sends in one :class:`CrossAttention`; ``element`` is batch * itemsize."""
     world_size = len(counts)
     head_bytes = cross.head_dim * element
     gathered = gather_bytes(shard_sizes(cross.heads, world_size), cross.queries * head_bytes)

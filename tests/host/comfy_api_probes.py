@@ -77,14 +77,14 @@ def a_failed_graph_says_which_node() -> None:
     import torch
 
     from sp_core.host import comfy_api
-    from sp_core.host.worker.service import _execution_error
+    from sp_core.host.worker.replay import execution_error
 
     executor = comfy_api.make_executor(Server())
     graph = {"bad": {"class_type": "ImageInvert", "inputs": {}}}
     with torch.inference_mode():
         executor.execute(graph, "three", {}, ["bad"])
     expect(not executor.success, "PromptExecutor.success is true after a failure")
-    expect(_execution_error(executor.status_messages).startswith("bad: "), "status_messages has no execution_error with node_id")
+    expect(execution_error(executor.status_messages).startswith("bad: "), "status_messages has no execution_error with node_id")
 
 
 @probe

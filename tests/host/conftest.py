@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from host.graphs import Case, nodes_of
 
-from sp_core.demo.comfy_server import ComfyServer, find_comfyui, prepare_base
+from sp_core.demo.comfy_server import ComfyServer, prepare_base
+from sp_core.host_path import find_comfyui
 
 HERE = Path(__file__).resolve().parent
 PACK = HERE / "packs" / "sp_test_nodes"

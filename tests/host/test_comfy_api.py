@@ -14,7 +14,7 @@ import pytest
 from campaign import parameters
 from host.comfy_api_probes import PROBES
 
-from sp_core.demo.comfy_server import find_comfyui
+from sp_core.host_path import find_comfyui
 
 SCRIPT = Path(__file__).with_name("comfy_api_probes.py")
 

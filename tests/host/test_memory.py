@@ -114,6 +114,22 @@ def test_the_workers_load_once_for_a_sampling_run(own: ComfyServer) -> None:
         assert [loads(0), loads(1)] == [number, number]
 
 
+def test_no_forward_but_the_first_walks_over_the_parameters(own: ComfyServer) -> None:
+    """A worker reads the shape of a model once: thousands of parameters take milliseconds, on every rank."""
+
+    def walks(steps: int, seed: int) -> list[int]:
+        before = len(own.log())
+        run(own, *video(DEVICES, change=lambda branch, model: branch.add("SPTestCountWalks", model=model)[0], steps=steps, seed=seed))
+        # what both ranks say behind their last forward
+        time.sleep(1)
+        said = own.log(before)
+        return [len(re.findall(rf"\[SP rank {rank}\].*SPTestCountWalks: a block", said)) for rank in (0, 1)]
+
+    first = walks(1, 320)
+    assert min(first) > 0, "the shape has to be read once"
+    assert walks(4, 321) == walks(1, 322) == [0, 0]
+
+
 def test_a_loaded_model_needs_no_memory_again(own: ComfyServer) -> None:
     """Else the host would make room on the device for what worker 0 holds there already."""
     graph = Graph()

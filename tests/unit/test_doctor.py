@@ -68,6 +68,26 @@ def test_the_picture_shows_each_pair() -> None:
     assert torch.allclose(corner(1, 1), corner(0, 0)) and corner(0, 0).sum() < corner(1, 2).sum()
 
 
+def test_numbers_are_written_where_pillow_is() -> None:
+    pytest.importorskip("PIL", reason="Pillow comes with ComfyUI")
+    picture = heat_map([[0.0, 12e9], [3e9, 0.0]])[0]
+
+    def ink(row: int, column: int) -> int:
+        cell = picture[row * CELL + 4 : (row + 1) * CELL - 4, column * CELL + 4 : (column + 1) * CELL - 4].reshape(-1, 3)
+        return len(cell.unique(dim=0)) - 1
+
+    assert ink(0, 1) and ink(2, 0), "the headings"
+    assert ink(1, 2) and ink(2, 1), "the rates"
+    assert not ink(0, 0) and not ink(1, 1), "a device has no link to itself"
+
+
+def test_without_pillow_the_picture_has_its_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    picture = heat_map([[0.0, 12e9], [3e9, 0.0]])[0]
+    assert len(picture[CELL + 4 : 2 * CELL - 4, 2 * CELL + 4 : 3 * CELL - 4].reshape(-1, 3).unique(dim=0)) == 1
+    assert picture[CELL + 4, 2 * CELL + 4].sum() > picture[2 * CELL + 4, CELL + 4].sum()
+
+
 def test_no_measured_link_gives_a_picture_too() -> None:
     assert heat_map([[0.0]]).shape == (1, 2 * CELL, 2 * CELL, 3)
     assert heat_map([[0.0, 0.0], [0.0, 0.0]]).isfinite().all()

@@ -62,41 +62,41 @@ def test_impossible_pins_are_refused_with_what_is_possible(requested, world_size
 )
 @pytest.mark.parametrize("knows", [False, True], ids=["blind", "measured"])
 def test_choice(world_size, conditionings, requested, expected, knows):
-    known = {"shape": WAN_14B, "tokens": 75_600, "machine": PCIE} if knows else {}
+    known = {"shape": WAN_14B, "tokens": 75_600, "rates": PCIE} if knows else {}
     assert choose(world_size, conditionings, requested, **known).degrees == expected
 
 
 def test_a_ring_only_where_ranks_would_have_no_head():
     few_heads = ModelShape("few", 30, 6, 128, 24 * 768**2)
-    decide = lambda **more: choose(8, 1, shape=few_heads, tokens=30_000, machine=NVLINK, **more).degrees  # noqa: E731
+    decide = lambda **more: choose(8, 1, shape=few_heads, tokens=30_000, rates=NVLINK, **more).degrees  # noqa: E731
     assert decide() == Degrees(1, 2, 4)
     assert decide(may_ring=False) == Degrees(1, 1, 8)
-    assert choose(8, 1, shape=WAN_14B, tokens=30_000, machine=NVLINK).degrees == Degrees(1, 1, 8)
+    assert choose(8, 1, shape=WAN_14B, tokens=30_000, rates=NVLINK).degrees == Degrees(1, 1, 8)
 
 
 def test_devices_stay_idle_where_more_would_be_slower():
-    decision = choose(4, 1, shape=LTX_2, tokens=2_000, machine=SLOW_LINK, may_idle=True)
+    decision = choose(4, 1, shape=LTX_2, tokens=2_000, rates=SLOW_LINK, may_idle=True)
     assert decision.degrees == Degrees()
     assert "3 idle, since more devices would be slower at this size" in decision.line("flat", "gloo")
-    stubborn = choose(4, 1, shape=LTX_2, tokens=2_000, machine=SLOW_LINK)
+    stubborn = choose(4, 1, shape=LTX_2, tokens=2_000, rates=SLOW_LINK)
     assert stubborn.degrees.ranks == 4
     assert "one device would be faster" in stubborn.line("flat", "gloo")
     # with two conditionings halves exchange nothing, so two of the four pay
-    assert choose(4, 2, shape=LTX_2, tokens=2_000, machine=SLOW_LINK, may_idle=True).degrees == Degrees(2, 1, 1)
+    assert choose(4, 2, shape=LTX_2, tokens=2_000, rates=SLOW_LINK, may_idle=True).degrees == Degrees(2, 1, 1)
     # a pin is the user's word
-    assert choose(4, 1, RequestedDegrees(ulysses=4), shape=LTX_2, tokens=2_000, machine=SLOW_LINK, may_idle=True).degrees.ranks == 4
+    assert choose(4, 1, RequestedDegrees(ulysses=4), shape=LTX_2, tokens=2_000, rates=SLOW_LINK, may_idle=True).degrees.ranks == 4
 
 
 def test_idle_devices_are_no_way_to_a_ring_that_cannot_be():
     few_heads = ModelShape("few", 30, 2, 128, 24 * 768**2)
     for world_size in range(2, 17):
         for tokens in (2_000, 30_000):
-            decision = choose(world_size, 1, shape=few_heads, tokens=tokens, machine=SLOW_LINK, may_idle=True, may_ring=False)
+            decision = choose(world_size, 1, shape=few_heads, tokens=tokens, rates=SLOW_LINK, may_idle=True, may_ring=False)
             assert decision.degrees.ring == 1
 
 
 def test_the_line():
-    decision = choose(8, 2, shape=WAN_14B, tokens=75_600, machine=NVLINK)
+    decision = choose(8, 2, shape=WAN_14B, tokens=75_600, rates=NVLINK)
     assert decision.line("tiles 2x2", "nccl") == (
         "8 devices: CFG 2 x Ulysses 4, tiles 2x2, nccl, predicted 2.76 s a forward, one device 21.6 s"
     )
@@ -123,10 +123,10 @@ IDEAL = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "tokens", "machine", "expected"), IDEAL, ids=lambda value: getattr(value, "name", None))
-def test_predictions_match_the_formula_worked_out_by_hand(shape, tokens, machine, expected):
+@pytest.mark.parametrize(("shape", "tokens", "rates", "expected"), IDEAL, ids=lambda value: getattr(value, "name", None))
+def test_predictions_match_the_formula_worked_out_by_hand(shape, tokens, rates, expected):
     for ranks, ideal in zip((2, 4, 8), expected, strict=True):
-        assert speed_up(shape, tokens, 1, machine, Degrees(1, 1, ranks)) == pytest.approx(ideal, rel=0.02)
+        assert speed_up(shape, tokens, 1, rates, Degrees(1, 1, ranks)) == pytest.approx(ideal, rel=0.02)
 
 
 def test_uneven_heads_cost_what_the_fullest_rank_has():

@@ -1,9 +1,9 @@
-"""Turns a worker process into a headless ComfyUI. This file does not import torch.
+"""Prepares a worker process to be a headless ComfyUI, before torch is imported. This file does not import torch.
 
-The host's own ``main`` module is imported, not run: everything that it sets up while it
-is imported (paths, memory management, precision flags) is then the same as in the UI
-process, whatever the host's version. What it does only when run is left out, but for the
-allocator's environment, which has to be set before torch is imported.
+Later the worker imports the host's ``main`` module, but does not run it: all that the host sets
+up on import (paths, memory management, precision flags) is then as in ComfyUI's own process,
+whatever the host's version. Missing is only what ``main`` does when it is run. Of that, a worker
+needs the allocator's environment, which has to be set before torch is imported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from typing import Any
 
 
 def prelude(options: dict[str, Any]) -> None:
-    """Before torch: the host's path, its command line and its allocator settings."""
+    """Set up the host's path, its command line and its allocator settings.
+
+    Args:
+        options: ``host_root``, the folder of ComfyUI, and ``arguments``, its command line.
+    """
     root = options["host_root"]
     sys.path.insert(0, root)
     # custom nodes come to expect this, and the host does it before it loads them

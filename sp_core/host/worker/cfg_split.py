@@ -1,58 +1,59 @@
-"""CFG halves: each part of the ranks computes some of the conditionings of a batched call.
+"""CFG split: each part of the ranks computes some of the conditionings of a batched call.
 
-The host decides whether conditionings are batched; here a batched call is cut between
-them, never within one, so whatever a model reduces over its batch is the same in each part.
+The host decides whether it batches conditionings. Here a batched call is split between them,
+never within one, so whatever a model reduces over its batch is the same in each part.
+
+Shape legend: B rows of all parts, b rows of this part.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ...comm import Transport
+from .forward_call import ForwardCall
 
-#: per-conditioning entries of the transformer options
+#: transformer options that are a list with one entry for each conditioning
 _PER_CONDITIONING = ("cond_or_uncond", "uuids")
 
 
-def conditionings(options: dict[str, Any]) -> int:
-    """How many conditionings the host batched into this call."""
-    return len(options.get("cond_or_uncond") or (0,))
+def part_of_call(call: ForwardCall, part: int, parts: int) -> ForwardCall:
+    """Part ``part`` of ``parts`` equal ones: the rows of its conditionings, and all that has no rows."""
+    batch = call.x.size(0)
+    named, extra = (part_of_tensors(tree, batch, part, parts) for tree in (call.named, call.extra))
+    return replace(call, named=named, extra=extra, options=part_of_options(call.options, part, parts))
 
 
-def batch_of(x: Any) -> int:
-    """Batch size of the model's input, a tensor or a list of them."""
-    return (x[0] if isinstance(x, (list, tuple)) else x).size(0)
+def part_of_tensors(tree: Any, batch: int, part: int, parts: int) -> Any:
+    """``tree`` with (b, ...) of every tensor that is (B, ...) with B = ``batch``; other tensors belong to every part."""
+    rows = batch // parts
+
+    def part_of(tensor: Tensor) -> Tensor:
+        has_rows = tensor.dim() > 0 and tensor.size(0) == batch
+        return tensor.narrow(0, part * rows, rows) if has_rows else tensor
+
+    return tree_map_only(Tensor, part_of, tree)
 
 
-def cut_call(tree: Any, batch: int, part: int, parts: int) -> Any:
-    """Part ``part`` of every tensor in ``tree`` that has ``batch`` rows; everything else is shared."""
-    if isinstance(tree, Tensor):
-        if tree.dim() == 0 or tree.size(0) != batch:
-            return tree
-        rows = batch // parts
-        return tree.narrow(0, part * rows, rows)
-    if isinstance(tree, dict):
-        return {key: cut_call(value, batch, part, parts) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(cut_call(value, batch, part, parts) for value in tree)
-    return tree
-
-
-def cut_options(options: dict[str, Any], part: int, parts: int) -> dict[str, Any]:
-    """Transformer options for one part."""
-    cut = dict(options)
+def part_of_options(options: dict[str, Any], part: int, parts: int) -> dict[str, Any]:
+    """Transformer options of one part."""
+    own = dict(options)
     for key in _PER_CONDITIONING:
-        if isinstance(cut.get(key), list):
-            rows = len(cut[key]) // parts
-            cut[key] = cut[key][part * rows : (part + 1) * rows]
-    return cut
+        if isinstance(own.get(key), list):
+            rows = len(own[key]) // parts
+            own[key] = own[key][part * rows : (part + 1) * rows]
+    return own
 
 
-def join_output(output: Any, transport: Transport) -> Any:
-    """The parts' outputs behind one another: (b, ...) to (B, ...), or a list of these."""
-    if isinstance(output, Tensor):
+def join_parts(output: Any, transport: Transport) -> Any:
+    """All parts' outputs behind one another: (b, ...) to (B, ...), or a list of these. Collective over the parts."""
+
+    def join(tensor: Tensor) -> Tensor:
         # the transport gathers along dim 1
-        return transport.all_gather_tokens(output.unsqueeze(0).contiguous(), [output.size(0)] * transport.world_size)[0]
-    return type(output)(join_output(part, transport) for part in output)
+        return transport.all_gather_tokens(tensor.unsqueeze(0).contiguous(), [tensor.size(0)] * transport.world_size)[0]
+
+    return tree_map_only(Tensor, join, output)

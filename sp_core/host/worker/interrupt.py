@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 
 from .. import comfy_api
+from .polling import polling
 
 POLL_S = 0.05
 
@@ -14,20 +14,16 @@ POLL_S = 0.05
 @contextlib.contextmanager
 def interruptible(cancelled: Callable[[], bool]) -> Iterator[None]:
     """While the block runs, ``cancelled`` becoming true interrupts the host's executor before its next node."""
-    done = threading.Event()
 
-    def watch() -> None:
-        while not done.wait(POLL_S):
-            if cancelled():
-                comfy_api.set_interrupt(True)
-                return
+    def look() -> bool:
+        if not cancelled():
+            return False
+        comfy_api.set_interrupt(True)
+        return True
 
-    thread = threading.Thread(target=watch, name="sp-interrupt", daemon=True)
-    thread.start()
     try:
-        yield
+        with polling(look, POLL_S, "sp-interrupt"):
+            yield
     finally:
-        done.set()
-        thread.join()
         # the executor may have ended before it saw the request
         comfy_api.set_interrupt(False)

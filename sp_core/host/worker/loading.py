@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 
-EVERY_S = 0.25
+from .polling import polling
+
+POLL_S = 0.25
 
 
 @contextlib.contextmanager
-def shown(total: int, held: Callable[[], int], show: Callable[[int], None]) -> Iterator[None]:
-    """While the block runs, a thread calls ``show`` with per cent, 0 to 100, of ``total`` bytes.
+def loading_shown(total: int, held: Callable[[], int], show: Callable[[int], None]) -> Iterator[None]:
+    """While the block runs, ``show`` is told again and again how many per cent of ``total`` bytes have arrived.
 
-    Loading is the host's and tells nothing, so this looks at what grows meanwhile.
+    The host does not tell how far its loading is, so this looks at the memory that grows meanwhile.
 
     Args:
-        held: bytes in use now, of this process or of its device.
+        held: returns the bytes that are in use now, by this process or on its device.
+        show: is given 0 to 100, and 0 again when the block ends.
     """
-    before, done = held(), threading.Event()
+    before = held()
 
-    def look() -> None:
-        while not done.wait(EVERY_S):
-            show(percent(held() - before, total))
+    def look() -> bool:
+        show(percent(held() - before, total))
+        return False
 
-    watcher = threading.Thread(target=look, name="sp-loading", daemon=True)
     show(0)
-    watcher.start()
     try:
-        yield
+        with polling(look, POLL_S, "sp-loading"):
+            yield
     finally:
-        done.set()
-        watcher.join()
         show(0)
 
 
 def percent(arrived: int, total: int) -> int:
-    """What has arrived, in per cent; a process needs memory for other things too, so never more than all."""
+    """What has arrived, in per cent: at most 100, as a process needs memory for other things too."""
     return 0 if total <= 0 else min(100, max(0, arrived * 100 // total))

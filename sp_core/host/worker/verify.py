@@ -17,6 +17,7 @@ from ...errors import SPError
 
 
 def wanted() -> bool:
+    """The environment asks for the check."""
     return os.environ.get("SP_VERIFY_RANKS", "") not in ("", "0")
 
 
@@ -34,8 +35,8 @@ def check_ranks_agree(output: Any) -> None:
 
 def digest(output: Any) -> bytes:
     """Hash of the shapes, types and bytes of the tensors in an output."""
-    whole = hashlib.blake2b(digest_size=16)
+    found = hashlib.blake2b(digest_size=16)
     for tensor in output if isinstance(output, (list, tuple)) else (output,):
-        whole.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-        whole.update(tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes())
-    return whole.digest()
+        found.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        found.update(tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return found.digest()

@@ -113,7 +113,7 @@ class SPTestUnsteadyLink(ModelNode):
     """What GPUs do at sizes between: the link is fast in one step and slow in the next, so that other ranks stay idle each time."""
 
     #: FLOP/s, bytes/s, seconds a collective
-    MACHINES = ((1e9, 1e12, 0.0), (1e15, 1e3, 1.0), (1e9, 1e6, 0.0))
+    RATES = ((1e9, 1e12, 0.0), (1e15, 1e3, 1.0), (1e9, 1e6, 0.0))
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -122,13 +122,14 @@ class SPTestUnsteadyLink(ModelNode):
 
     def patch(self, model, number):
         if _rank() is not None:
-            from sp_core.host.worker import service
+            from sp_core.host.worker.decide import Decider
             from sp_core.planner.cost import MeasuredRates
 
-            machines = itertools.cycle(MeasuredRates("test", *rates) for rates in self.MACHINES)
-            choose = getattr(service, "steady_choose", service.choose)
-            service.steady_choose = choose
-            service.choose = lambda *args, **named: choose(*args, **{**named, "machine": next(machines), "may_idle": True})
+            if not hasattr(Decider, "steady"):
+                Decider.steady = (Decider.rates, Decider.may_idle)
+            unsteady = itertools.cycle(MeasuredRates("test", *rates) for rates in self.RATES)
+            Decider.rates = lambda decider, dtype: next(unsteady)
+            Decider.may_idle = lambda decider, model: True
         return (model.clone(),)
 
 
@@ -137,9 +138,9 @@ class SPTestSteadyLink(SPTestUnsteadyLink):
 
     def patch(self, model, number):
         if _rank() is not None:
-            from sp_core.host.worker import service
+            from sp_core.host.worker.decide import Decider
 
-            service.choose = getattr(service, "steady_choose", service.choose)
+            Decider.rates, Decider.may_idle = getattr(Decider, "steady", (Decider.rates, Decider.may_idle))
         return (model.clone(),)
 
 
@@ -157,6 +158,22 @@ class SPTestCountLoads(ModelNode):
                 return management.unwatched_load(*args, **kwargs)
 
             management.load_models_gpu = load
+        return (model.clone(),)
+
+
+class SPTestCountWalks(ModelNode):
+    """Tells in the log whenever a worker walks over the parameters of a block."""
+
+    def patch(self, model):
+        if _rank() is not None and not hasattr(torch.nn.Module, "unwatched_named_parameters"):
+            torch.nn.Module.unwatched_named_parameters = torch.nn.Module.named_parameters
+
+            def named_parameters(module, *args, **kwargs):
+                if type(module).__name__ == "WanAttentionBlock":
+                    logging.info("SPTestCountWalks: a block's parameters")
+                return module.unwatched_named_parameters(*args, **kwargs)
+
+            torch.nn.Module.named_parameters = named_parameters
         return (model.clone(),)
 
 

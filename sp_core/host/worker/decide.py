@@ -1,0 +1,75 @@
+"""Which parallel degrees a forward gets. Every rank decides for itself, and comes to the same from the same facts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from ...comm import TransportStats
+from ...planner.choose import DegreeChoice, choose
+from ...planner.cost import MeasuredRates
+from ...plans.override import OVERRIDE
+from ...plans.shape import token_count
+from ..patches import wants_whole_batch
+from .forward_call import ForwardCall
+from .residency import LoadedModel
+
+log = logging.getLogger(__name__)
+
+#: choices that are remembered: some for each stage of a workflow are enough
+REMEMBERED = 64
+
+
+class Decider:
+    """Chooses degrees, once for equal facts: all that a choice rests on is an argument of the function that is remembered."""
+
+    def __init__(self, world_size: int, device: torch.device, measure: Callable[[torch.dtype], MeasuredRates]) -> None:
+        """``measure``: what the devices and their links do in a second; called once, before the first choice."""
+        self._world_size, self._device, self._measure = world_size, device, measure
+        self._rates: MeasuredRates | None = None
+        self._choose = lru_cache(maxsize=REMEMBERED)(choose)
+
+    def choice(self, model: LoadedModel, call: ForwardCall) -> DegreeChoice:
+        """Degrees of one forward. Collective in the first call, which measures."""
+        # a model that keeps something between forwards must find it split the same way
+        one_batch = model.plan.keeps_state or wants_whole_batch(model.patcher)
+        return self._choose(
+            self._world_size,
+            1 if one_batch else call.conditionings,
+            call.requested,
+            shape=model.shape,
+            tokens=token_count(model.diffusion_model, call.x),
+            rates=self.rates(call.x.dtype),
+            may_idle=self.may_idle(model),
+            may_ring=self.may_ring(model),
+        )
+
+    def rates(self, dtype: torch.dtype) -> MeasuredRates:
+        """What the devices compute in ``dtype`` and their links carry, measured at the first use."""
+        if self._rates is None:
+            self._rates = self._measure(dtype)
+            log.info("measured: %s", self._rates.describe())
+        return self._rates
+
+    def may_idle(self, model: LoadedModel) -> bool:
+        """Whether devices may be left idle. CPU workers exist for tests: all of them work, however slow that is."""
+        return self._device.type != "cpu" and not model.plan.keeps_state
+
+    @staticmethod
+    def may_ring(model: LoadedModel) -> bool:
+        """Whether this attention can be one that returns log-sum-exp, which a ring needs to merge partial results."""
+        options = model.patcher.model_options.get("transformer_options", {})
+        attentions = model.plan.attentions
+        return OVERRIDE not in options and all(a.mask_attention is None and a.kind != "joint" for a in attentions)
+
+    def exchange_s(self, stats: TransportStats) -> float:
+        """Seconds that a forward spent in exchange.
+
+        On an accelerator the calls only start an exchange, so there its time is worked out from the measured link.
+        """
+        if self._device.type == "cpu" or self._rates is None:
+            return stats.seconds
+        return self._rates.exchange_s(stats.bytes_sent, stats.exchanges)

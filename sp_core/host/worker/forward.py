@@ -1,0 +1,47 @@
+"""Runs one forward of a diffusion model on this rank's share of the tokens and conditionings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...parallel.groups import ParallelGroups
+from ...plans.engine import Engine, EnterBlock
+from ...plans.forward_state import ForwardState
+from ..options import AROUND_THE_MODEL
+from ..patches import put_skips
+from . import cfg_split
+from .forward_call import ForwardCall
+from .residency import LoadedModel
+
+
+def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock) -> tuple[Any, ForwardState]:
+    """The output for all tokens and conditionings, equal on all ranks of ``groups``, and how they were laid out. Collective.
+
+    Args:
+        call: the same on every rank.
+        enter_block: called before each block; see :class:`sp_core.plans.Engine`.
+    """
+    if groups.batch is not None:
+        call = cfg_split.part_of_call(call, groups.batch.rank, groups.batch.world_size)
+    groups.sequence.stats.reset()
+    inputs = {**call.named, **call.extra}
+    engine = Engine(model.plan, groups.sequence, enter_block, layout=call.requested.layout, inputs=inputs)
+    with engine.installed(model.diffusion_model) as state:
+        options = engine.adapted(transformer_options(model.patcher, call.options), state)
+        output = getattr(model.diffusion_model, call.method)(**call.named, transformer_options=options, **call.extra)
+        state.check()
+    groups.sequence.check()
+    if groups.batch is not None:
+        output = cfg_split.join_parts(output, groups.batch)
+        groups.batch.check()
+    return output, state
+
+
+def transformer_options(patcher: Any, sent: dict[str, Any]) -> dict[str, Any]:
+    """The model's own options, of which ``sent`` by ComfyUI's process take precedence, as the host would hand them to the model."""
+    import comfy.utils
+
+    own = comfy.utils.deepcopy_list_dict(patcher.model_options.get("transformer_options", {}))
+    options = {key: value for key, value in own.items() if key not in AROUND_THE_MODEL} | sent
+    options["prefetch_dynamic_vbars"] = bool(getattr(patcher, "is_dynamic", lambda: False)())
+    return put_skips(options)

@@ -1,0 +1,142 @@
+"""Which models this worker holds, and which of them is on its device with room for its activations."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...planner.cost import ModelShape
+from ...plans import SequencePlan, shape
+from ...pool.shared_state import Phase
+from ...pool.worker import WorkerContext
+from .. import comfy_api
+from .loading import loading_shown
+
+#: less than any forward needs: the next one asks the host for memory
+_NO_HEADROOM = -1.0
+
+
+@dataclass(eq=False)
+class LoadedModel:
+    """A MODEL that the user's graph gave, and the plan of its architecture."""
+
+    #: the host's ModelPatcher
+    patcher: Any
+    plan: SequencePlan
+
+    @property
+    def diffusion_model(self) -> nn.Module:
+        return self.patcher.model.diffusion_model  # type: ignore[no-any-return]
+
+    @cached_property
+    def shape(self) -> ModelShape | None:
+        """What the planner knows of the model. Read once, for it is summed over thousands of parameters."""
+        return shape.model_shape(self.plan, self.diffusion_model)
+
+    def activation_bytes(self, x: Tensor) -> float:
+        """Bytes that a forward on ``x`` needs beside the weights, by the host's estimate for one device."""
+        return float(self.patcher.model.memory_required(list(x.shape)))
+
+
+class Residency:
+    """The models of one worker by their keys. At most one is active: on the device, or as far there as the host lets it."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._models: dict[str, LoadedModel] = {}
+        #: a patcher; a graph that is replayed again gives the same one, and it stays active
+        self._active: Any = None
+        #: bytes of activations that the host made room for beside the active model
+        self._headroom = _NO_HEADROOM
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._models)
+
+    def __getitem__(self, key: str) -> LoadedModel:
+        return self._models[key]
+
+    def get(self, key: str) -> LoadedModel | None:
+        return self._models.get(key)
+
+    # -- which models are here -----------------------------------------------------------
+
+    def hold(self, key: str, model: LoadedModel, keep: Collection[str]) -> None:
+        """Hold ``model`` as ``key``, instead of what had that key, and of the others only those in ``keep``."""
+        kept = {name: other for name, other in self._models.items() if name in keep}
+        self._models = {**kept, key: model}
+        if all(self._active is not held.patcher for held in self._models.values()):
+            self._deactivate()
+
+    def forget_all_but(self, keys: Collection[str]) -> None:
+        """Let go of every other model, on the device and beside it."""
+        for key in [key for key in self._models if key not in keys]:
+            self._take_off(self._models.pop(key), wholly=True)
+
+    # -- on the device or not ------------------------------------------------------------
+
+    def activate(self, model: LoadedModel, headroom: float) -> None:
+        """Bring ``model`` to the device, with room for ``headroom`` bytes of activations.
+
+        The host does this once for a sampling run. It is not done for each forward here either, but for the first
+        and when one needs more room: under dynamic VRAM, loading again brings back weights that were just found not to fit.
+        """
+        patcher, show = model.patcher, self._context.show
+        is_active = self._active is patcher
+        if not (is_active and headroom <= self._headroom and comfy_api.is_loaded(patcher)):
+            if not is_active:
+                self._deactivate()
+            show(Phase.LOADING)
+            self._load(patcher, headroom, show_progress=not is_active)
+            if not is_active:
+                patcher.pre_run()
+                self._active = patcher
+            self._headroom = headroom
+            self.show_memory(model)
+        show(Phase.COMPUTING)
+
+    def _load(self, patcher: Any, headroom: float, show_progress: bool) -> None:
+        import comfy.model_management
+
+        in_use = partial(comfy_api.device_memory, self._context.device)
+        with self.progress_of_loading(patcher.model_size(), in_use) if show_progress else contextlib.nullcontext():
+            comfy.model_management.load_models_gpu([patcher], memory_required=headroom)
+
+    def release(self, model: LoadedModel | None, wholly: bool) -> None:
+        """Take a model's weights off the device. It stays loaded in main memory as the host sees fit."""
+        comfy_api.end_of_node()
+        if model is not None:
+            self._take_off(model, wholly)
+
+    def end_run(self) -> None:
+        """A sampling run is over: the host lets go of what it kept for it, and the next run asks for memory again."""
+        self._headroom = _NO_HEADROOM
+        comfy_api.end_of_node()
+
+    def _take_off(self, model: LoadedModel, wholly: bool) -> None:
+        if self._active is model.patcher:
+            self._deactivate()
+        comfy_api.unload(model.patcher, wholly)
+
+    def _deactivate(self) -> None:
+        if self._active is not None:
+            self._active.cleanup()
+            self._active, self._headroom = None, _NO_HEADROOM
+
+    # -- what ComfyUI's process sees of it -----------------------------------------------
+
+    def progress_of_loading(self, total: int, in_use: Callable[[], int]) -> AbstractContextManager[None]:
+        """While its block runs, the user sees how many of ``total`` bytes are in use more than before."""
+        return loading_shown(total, in_use, partial(self._context.shared_state.show_loaded, self._context.rank))
+
+    def show_memory(self, model: LoadedModel | None) -> None:
+        """Tell the bytes of weights on the device, and those that ``model`` could compute in beside what is free."""
+        shared_state, rank = self._context.shared_state, self._context.rank
+        shared_state.show_weights(rank, comfy_api.loaded_weights(self._context.device))
+        shared_state.show_spare(rank, comfy_api.spare_memory(model.patcher) if model is not None else 0)
