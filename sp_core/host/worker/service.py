@@ -23,7 +23,7 @@ from ...parallel.measure import measure
 from ...planner.choose import DegreeChoice, choose
 from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees, RequestedDegrees
-from ...plans import Engine, SequencePlan, plan_named, shape
+from ...plans import Engine, SequencePlan, plan_named, shape, validate
 from ...plans.forward_state import ForwardState
 from ...plans.override import OVERRIDE
 from ...pool.errors import Cancelled
@@ -34,6 +34,7 @@ from .. import comfy_api
 from ..options import AROUND_THE_MODEL
 from ..patches import check_patches, put_skips, wants_whole_batch
 from . import cfg_split, loading, verify
+from .host_functions import host_functions
 from .interrupt import interruptible
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,8 @@ class HostService:
             named, extra = (cfg_split.cut_call(tree, rows, batch.rank, batch.world_size) for tree in (named, extra))
             sent = cfg_split.cut_options(sent, batch.rank, batch.world_size)
         parallel.sequence.stats.reset()
-        engine = Engine(plan, parallel.sequence, self.context.enter_block, layout=requested.layout, inputs={**named, **extra})
+        inputs, host = {**named, **extra}, host_functions()
+        engine = Engine(plan, parallel.sequence, self.context.enter_block, layout=requested.layout, inputs=inputs, host=host)
         with engine.installed(model) as run:
             options = engine.adapted(self._options(patcher, sent), run)
             output = getattr(model, body["method"])(**named, transformer_options=options, **extra)
@@ -157,7 +159,7 @@ class HostService:
     @staticmethod
     def _attention_is_replaced(patcher: Any, plan: SequencePlan) -> bool:
         options = patcher.model_options.get("transformer_options", {})
-        return OVERRIDE in options or any(a.mask_attention is not None or a.kind == "joint" for a in plan.attentions)
+        return OVERRIDE in options or any(a.mask is not None or a.kind == "joint" for a in plan.attentions)
 
     def _parallels_now(self, reset: bool) -> ParallelGroupsCache:
         """The ranks' groups; after a failed request they may be out of step, so they are made anew."""
@@ -241,6 +243,7 @@ class HostService:
         found = type(patcher.model.diffusion_model).__name__
         if found != architecture:
             raise SPError(f"the workers made a {found} from the graph, the UI process a {architecture}")
+        validate(plan_named(found), patcher.model.diffusion_model, f"ComfyUI {comfy_api.version()}")
         check_patches(patcher, plan_named(found))
 
     def _activate(self, patcher: Any, x: Any, ranks: int = 1) -> None:
