@@ -13,6 +13,7 @@ import math
 from typing import Protocol
 
 import torch
+from einops import rearrange
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use_flash_attention
 
@@ -45,7 +46,7 @@ def attention_with_lse(
         that may attend to nothing gives zeros and -inf, never NaN.
 
     Raises:
-        ValueError: shapes do not fit, the axis is named.
+        ValueError: shapes do not fit; the message names the dim.
     """
     B, Tq, H, D = q_BTHD.shape
     Tk, Dv = k_BTHD.size(1), v_BTHD.size(3)
@@ -60,13 +61,13 @@ def attention_with_lse(
     if not (B and Tq and Tk and H):
         lse_type = torch.promote_types(q_BTHD.dtype, torch.float32)
         return q_BTHD.new_zeros(B, Tq, H, Dv), q_BTHD.new_full((B, H, Tq), -torch.inf, dtype=lse_type)
-    q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BTHD, v_BTHD))  # (B, H, T, D) views
+    q, k, v = (rearrange(x, "B T H D -> B H T D") for x in (q_BTHD, k_BTHD, v_BTHD))
     out, lse = _kernel(q, k, v, mask, scale)
     if mask is not None:
-        # kernels disagree about a row without keys: NaN, zero or a mean, with any lse
+        # kernels disagree about a query without keys: some give NaN, some zero, some a mean, and any lse
         dead = dead_rows(mask)
         out, lse = out.masked_fill(dead, 0), lse.masked_fill(dead.squeeze(-1), -torch.inf)
-    return out.transpose(1, 2), lse
+    return rearrange(out, "B H T D -> B T H D"), lse
 
 
 def merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -79,7 +80,7 @@ def merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     total_BHT = lse_nBHT.logsumexp(0)
     # -inf minus -inf is NaN: a row without keys anywhere has weight 0 everywhere
     weights_nBHT = (lse_nBHT - total_BHT).exp().masked_fill_(total_BHT == -torch.inf, 0)
-    out = sum(out.to(lse_nBHT.dtype) * weight.transpose(1, 2)[..., None] for (out, _), weight in zip(parts, weights_nBHT, strict=True))
+    out = sum(out.to(lse_nBHT.dtype) * rearrange(weight, "B H T -> B T H 1") for (out, _), weight in zip(parts, weights_nBHT, strict=True))
     assert isinstance(out, Tensor)
     return out, total_BHT
 
@@ -103,7 +104,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) 
 
 
 def _aligned_bias(mask_BHqk: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """The efficient kernel wants q's dtype, rows that start on 16 elements, and all four axes."""
+    """The efficient kernel wants q's dtype, rows that start on 16 elements, and all four dims."""
     bias = to_additive(mask_BHqk, q.dtype)
     keys = k.size(2)
     padded = bias.new_zeros(*bias.shape[:-1], -(-keys // 16) * 16)

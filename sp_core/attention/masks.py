@@ -1,9 +1,10 @@
-"""Attention masks under sequence parallelism: global masks, cut where a kernel runs.
+"""Attention masks under sequence parallelism: every rank holds the mask of all tokens, and narrows it where a kernel runs.
 
-A mask is whole on every rank (bool: True may attend; float: added to the scores) and in
-rank order (:func:`to_rank_order`). Accepted shapes, where any axis
-may be 1 and is then broadcast: (Tq, Tk), (B, Tq, Tk), (B, H, Tq, Tk). A key-only mask is
-(1, 1, Tk). Shape legend: B batch, H heads, Tq queries, Tk keys.
+A mask is bool (True may attend) or float (added to the scores), and in rank order
+(:func:`to_rank_order`). Accepted shapes: (Tq, Tk), (B, Tq, Tk), (B, H, Tq, Tk). Any dim may
+be 1 and is then broadcast; a key-only mask is (1, 1, Tk).
+
+Shape legend: B batch, H heads, Tq queries, Tk keys.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _SWALLOWS = -1e30
 
 
 def as_BHqk(mask: Tensor) -> Tensor:
-    """A view of ``mask`` with four axes.
+    """A view of ``mask`` with four dims.
 
     Raises:
         ValueError: it has neither two, three nor four.
@@ -30,35 +31,41 @@ def as_BHqk(mask: Tensor) -> Tensor:
         return mask[:, None]
     if mask.dim() == 4:
         return mask
-    raise ValueError(f"an attention mask has 2, 3 or 4 axes, this one has {mask.dim()}: shape {tuple(mask.shape)}")
+    raise ValueError(f"an attention mask has 2, 3 or 4 dims, this one has {mask.dim()}: shape {tuple(mask.shape)}")
 
 
-def to_rank_order(mask_BHqk: Tensor, layout: SequenceLayout) -> Tensor:
-    """A self-attention mask in raster order, its queries and keys put into the order that attention sees."""
+def to_rank_order(mask: Tensor, layout: SequenceLayout, *, replicated: int = 0, queries: bool = True) -> Tensor:
+    """A mask in raster order, put into the order that attention sees.
+
+    Args:
+        mask: (..., Tq, Tk); a dim that is broadcast stays as it is.
+        replicated: so many tokens stand before the layout's (text in joint attention) and keep their places.
+        queries: the queries are the layout's tokens too; else only the keys are.
+    """
     order = layout.order()
     if order is None:
-        return mask_BHqk
-    order = order.to(mask_BHqk.device)
-    for axis in (2, 3):
-        if mask_BHqk.size(axis) != 1:
-            mask_BHqk = mask_BHqk.index_select(axis, order)
-    return mask_BHqk
+        return mask
+    order = torch.cat([torch.arange(replicated), order + replicated]).to(mask.device)
+    for dim in (-1, -2) if queries else (-1,):
+        if mask.size(dim) == order.numel():
+            mask = mask.index_select(dim, order)
+    return mask
 
 
 def check_mask(mask_BHqk: Tensor, shape: tuple[int, int, int, int]) -> None:
     """Refuse a mask that does not broadcast to ``shape`` = (B, H, Tq, Tk).
 
     Raises:
-        ValueError: names the axis and both sizes.
+        ValueError: names the dim and both sizes.
     """
-    for axis, have, want in zip(("batch", "heads", "query tokens", "key tokens"), mask_BHqk.shape, shape, strict=True):
+    for name, have, want in zip(("batch", "heads", "query tokens", "key tokens"), mask_BHqk.shape, shape, strict=True):
         if have not in (1, want):
-            raise ValueError(f"the attention mask has {have} entries for {want} {axis} (mask shape {tuple(mask_BHqk.shape)})")
+            raise ValueError(f"the attention mask has {have} entries for {want} {name} (mask shape {tuple(mask_BHqk.shape)})")
 
 
-def cut_axis(mask_BHqk: Tensor, axis: int, start: int, count: int) -> Tensor:
-    """``count`` entries of one axis as a view; a broadcast axis stays as it is."""
-    return mask_BHqk if mask_BHqk.size(axis) == 1 else mask_BHqk.narrow(axis, start, count)
+def narrow_mask(mask_BHqk: Tensor, dim: int, start: int, count: int) -> Tensor:
+    """``count`` entries of one dim as a view; a dim that is broadcast stays as it is."""
+    return mask_BHqk if mask_BHqk.size(dim) == 1 else mask_BHqk.narrow(dim, start, count)
 
 
 def dead_rows(mask_BHqk: Tensor) -> Tensor:

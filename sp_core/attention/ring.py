@@ -1,8 +1,8 @@
-"""Ring attention: queries stay, blocks of K and V travel round, partial results are merged.
+"""Ring attention: queries stay, blocks of K and V travel around the ring, partial results are merged.
 
-While a block is attended to, the next one is already under way (two buffers), so the
-exchange hides behind the attention when blocks are long enough. Any head count works:
-heads are not cut. Blocks may have different lengths, or none.
+While a rank attends to one block, the next one is already on its way into a second buffer. So the
+exchange hides behind the attention when blocks are long enough. Any head count works, because
+heads are not sharded. Blocks may have different lengths, or none.
 
 torch's own building blocks, and why they are only half used: the kernels that return
 log-sum-exp (``aten::_scaled_dot_product_*``) are used, in :mod:`.local`. The one public
@@ -11,7 +11,7 @@ ring, ``torch.distributed.tensor.experimental.context_parallel``, is not: it rep
 mask, and rotates with all-gather or all-to-all. Its templates (``_templated_ring_attention``)
 and merger are private, with the same limits.
 
-Shape legend: B batch, T tokens in one rank's block, H heads, D head_dim. Source: Ring
+Shape legend: B batch, t tokens of one rank, T tokens of the ring, H heads, D head_dim, Dv head_dim of the values. Source: Ring
 Attention (Liu et al., arXiv 2310.01889); the merge is FlashAttention's.
 """
 
@@ -26,14 +26,14 @@ from torch import Tensor
 from ..comm.ring import Ring, block_bytes
 from ..comm.transport import Transport
 from .local import AttentionWithLse, attention_with_lse, merge
-from .masks import as_BHqk, check_mask, cut_axis, level_rows
+from .masks import as_BHqk, check_mask, level_rows, narrow_mask
 from .ulysses import ulysses_attention
 
 
 def ring_attention(
-    q_BTHD: Tensor,
-    k_BTHD: Tensor,
-    v_BTHD: Tensor,
+    q_BtHD: Tensor,
+    k_BtHD: Tensor,
+    v_BtHD: Tensor,
     ring: Ring,
     token_counts: Sequence[int],
     *,
@@ -44,44 +44,44 @@ def ring_attention(
     """Attention of this rank's queries over the K and V of all ranks of ``ring``. Forward only.
 
     Args:
-        q_BTHD: (B, T, H, D), T = ``token_counts[rank]``; k likewise, v (B, T, H, Dv).
+        q_BtHD: (B, t, H, D), t = ``token_counts[rank]``; k likewise, v (B, t, H, Dv).
         token_counts: tokens of each rank.
         attend: local attention that returns log-sum-exp.
-        mask: whole, in rank order (:mod:`sp_core.attention.masks`).
+        mask: of all T tokens, in rank order (:mod:`sp_core.attention.masks`).
         scale: D ** -0.5 when not given.
 
     Returns:
-        out (B, T, H, Dv) in q's dtype and lse (B, H, T), as :func:`attention_with_lse`.
+        out (B, t, H, Dv) in q's dtype and lse (B, H, t), as :func:`attention_with_lse`.
 
     Raises:
-        ValueError: a token axis is not what ``token_counts`` says; the mask does not fit.
+        ValueError: the number of tokens is not what ``token_counts`` says; the mask does not fit.
     """
-    B, T, H, _ = q_BTHD.shape
+    B, t, H, _ = q_BtHD.shape
     if len(token_counts) != ring.world_size:
         raise ValueError(f"{len(token_counts)} token counts were given for a ring of {ring.world_size} ranks")
-    if not T == k_BTHD.size(1) == v_BTHD.size(1) == token_counts[ring.rank]:
+    if not t == k_BtHD.size(1) == v_BtHD.size(1) == token_counts[ring.rank]:
         raise ValueError(
             f"rank {ring.rank} of a ring of {ring.world_size} owns {token_counts[ring.rank]} tokens, "
-            f"but q, k and v have {T}, {k_BTHD.size(1)} and {v_BTHD.size(1)}"
+            f"but q, k and v have {t}, {k_BtHD.size(1)} and {v_BtHD.size(1)}"
         )
     starts, shift_BHq1 = [0, *accumulate(token_counts)], None
     if mask is not None:
         mask = as_BHqk(mask)
         check_mask(mask, (B, H, starts[-1], starts[-1]))
-        mask = cut_axis(mask, 2, starts[ring.rank], T)
+        mask = narrow_mask(mask, 2, starts[ring.rank], t)
         if mask.dtype != torch.bool and ring.world_size > 1:
-            q_BTHD, shift_BHq1 = level_rows(q_BTHD, mask)
+            q_BtHD, shift_BHq1 = level_rows(q_BtHD, mask)
 
     parts: list[tuple[Tensor, Tensor]] = []
-    for source, (k, v) in _travelling_blocks(k_BTHD, v_BTHD, ring, token_counts):
-        block_mask = None if mask is None else cut_axis(mask, 3, starts[source], token_counts[source])
+    for source, (k, v) in _travelling_blocks(k_BtHD, v_BtHD, ring, token_counts):
+        block_mask = None if mask is None else narrow_mask(mask, 3, starts[source], token_counts[source])
         if block_mask is not None and shift_BHq1 is not None:
             block_mask = block_mask - shift_BHq1
-        parts.append(attend(q_BTHD, k, v, block_mask, scale))
+        parts.append(attend(q_BtHD, k, v, block_mask, scale))
         if len(parts) == 2:  # at once, so that the memory does not grow with the ring
             parts = [merge(parts)]
     [(out, lse)] = parts
-    return out.to(q_BTHD.dtype), lse if shift_BHq1 is None else lse + shift_BHq1.squeeze(-1)
+    return out.to(q_BtHD.dtype), lse if shift_BHq1 is None else lse + shift_BHq1.squeeze(-1)
 
 
 def parallel_attention(
@@ -96,12 +96,12 @@ def parallel_attention(
     mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Ulysses within each row of the mesh, ring across rows: (B, t, H, D) in, (B, t, H, Dv) out.
+    """Ulysses within each row of the mesh, a ring across rows: (B, t, H, D) in, (B, t, H, Dv) out.
 
     Args:
         token_counts: tokens of every rank of the product, in the mesh's order: rank
             ``ring_rank * ulysses_size + ulysses_rank``.
-        mask: whole, in that rank order.
+        mask: of all their tokens, in that rank order.
 
     The other arguments and errors are those of :func:`ulysses_attention` and
     :func:`ring_attention`. Source: USP (Fang and Zhao, arXiv 2405.07719).
@@ -117,25 +117,25 @@ def parallel_attention(
     return ulysses_attention(q_BtHD, k_BtHD, v_BtHD, ulysses, rows[ring.rank], across_rows, mask=mask)
 
 
-def _travelling_blocks(k_BTHD: Tensor, v_BTHD: Tensor, ring: Ring, token_counts: Sequence[int]):
+def _travelling_blocks(k_BtHD: Tensor, v_BtHD: Tensor, ring: Ring, token_counts: Sequence[int]):
     """Yield (source rank, (k, v)) for all ranks' blocks, own block first, each sent on while in use."""
-    B, T, H, D = k_BTHD.shape
-    Dv, dtype, N = v_BTHD.size(3), k_BTHD.dtype, ring.world_size
+    B, t, H, D = k_BtHD.shape
+    Dv, dtype, N = v_BtHD.size(3), k_BtHD.dtype, ring.world_size
 
     def shapes(tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (B, tokens, H, D), (B, tokens, H, Dv)
 
-    source, blocks = ring.rank, (k_BTHD, v_BTHD)
+    source, blocks = ring.rank, (k_BtHD, v_BtHD)
     if N > 1:
         # K and V as one run of bytes: one message a hop, any element type
-        current = torch.empty(block_bytes(*shapes(T), dtype.itemsize), dtype=torch.uint8, device=k_BTHD.device)
-        for mine, packed in zip(blocks, _unpack(current, *shapes(T), dtype), strict=True):
+        current = torch.empty(block_bytes(*shapes(t), dtype.itemsize), dtype=torch.uint8, device=k_BtHD.device)
+        for mine, packed in zip(blocks, _unpack(current, *shapes(t), dtype), strict=True):
             packed.copy_(mine)
     for hop in range(N):
         works = []
         if hop < N - 1:
             coming = token_counts[(source - 1) % N]
-            arriving = torch.empty(block_bytes(*shapes(coming), dtype.itemsize), dtype=torch.uint8, device=k_BTHD.device)
+            arriving = torch.empty(block_bytes(*shapes(coming), dtype.itemsize), dtype=torch.uint8, device=k_BtHD.device)
             works = ring.start_shift(current, arriving)
         yield source, blocks
         if works:

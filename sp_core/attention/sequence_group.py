@@ -1,7 +1,8 @@
 """One sequence on a group of ranks: Ulysses, or Ulysses in rows and a ring across them.
 
-The choice is made here once, so that whoever has tokens to attend to need not know it.
-Shape legend: B batch, t this rank's tokens, T all, H all heads, D head_dim.
+The choice is made here once, so a caller that has tokens to attend to need not know it.
+
+Shape legend: B batch, t this rank's tokens, T all tokens, H all heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ class SequenceGroup:
 
     @property
     def stats(self) -> TransportStats:
-        """What all its transports sent; they count into one book."""
+        """What its transports sent; all of them count into one ``TransportStats``."""
         return self.all_ranks.stats
 
     def check(self) -> None:
-        """Wait for what was called, and raise if something of it failed: the end of a forward."""
+        """Wait for the exchanges of this forward, and raise what went wrong in them. To be called at the end of a forward."""
         self.all_ranks.check()
         if self.ulysses is not self.all_ranks:
             self.ulysses.check()
@@ -71,7 +72,7 @@ class SequenceGroup:
             token_counts: tokens of each rank of the group.
             attend: the local attention of a group without a ring. A ring needs log-sum-exp and
                 uses torch's own kernels.
-            mask: whole, in rank order.
+            mask: of all T tokens, in rank order.
             scale: of the ring's attention; ``attend`` knows its own.
         """
         if self.ring is None:
@@ -79,8 +80,3 @@ class SequenceGroup:
         return parallel_attention(
             q_BtHD, k_BtHD, v_BtHD, self.ulysses, self.ring, token_counts, attend=attention_with_lse, mask=mask, scale=scale
         )
-
-    def describe(self) -> str:
-        """ "Ulysses 4" or "ring 2 x Ulysses 2"."""
-        ulysses = f"Ulysses {self.ulysses.world_size}"
-        return ulysses if self.ring is None else f"ring {self.ring.world_size} x {ulysses}"

@@ -1,8 +1,10 @@
 """How one token sequence lies over the ranks: flat shards or two-dimensional tiles.
 
-Everything here is a pure function of shapes; every rank computes the same answer without
-asking. "Raster" is the order that the model gives its tokens, "rank order" is the
-concatenation of all ranks' shards: the order that attention sees after the exchange.
+Everything here is a pure function of shapes, so every rank computes the same answer without
+asking. "Raster order" is the order in which the model has its tokens. "Rank order" is the
+concatenation of all ranks' shards, which is what attention sees after the exchange.
+
+Shape legend: t one rank's tokens, T all tokens; F, H, W frames, rows and columns of the token grid.
 """
 
 from __future__ import annotations
@@ -19,18 +21,13 @@ from .tiles import Tile, tile_indices, tile_of
 
 
 class SequenceLayout(ABC):
-    """Who owns which tokens. Immutable and comparable: two equal layouts cut alike."""
+    """Who owns which tokens. Immutable and comparable: two equal layouts shard alike."""
 
     #: length of the whole sequence
     tokens: int
     world_size: int
     #: tokens of each rank, the ``token_counts`` of every transport call; may hold zeros
     counts: tuple[int, ...]
-
-    @property
-    def is_raster(self) -> bool:
-        """True when rank order is raster order, so that nothing has to be put back."""
-        return self.order() is None
 
     @abstractmethod
     def indices(self, rank: int) -> slice | Tensor:
@@ -48,7 +45,7 @@ class SequenceLayout(ABC):
 
     @abstractmethod
     def restore(self, gathered: Tensor, dim: int = 1) -> Tensor:
-        """Raster order from rank order along ``dim``; the input itself when they are the same.
+        """The tokens of ``gathered``, in rank order along ``dim``, in raster order; the input itself when the two are the same.
 
         Raises:
             ValueError: ``dim`` does not have one entry a token.
@@ -58,17 +55,8 @@ class SequenceLayout(ABC):
     def order(self) -> Tensor | None:
         """Raster ids in rank order, int64 (T,) on the CPU; None when they are 0, 1, 2, ...
 
-        ``raster[order]`` is rank order: apply it to both axes of a (T, T) attention mask.
+        ``raster[order]`` is rank order: apply it to both dims of a (T, T) attention mask.
         """
-
-    def restore_index(self) -> Tensor | None:
-        """int64 (T,) on the CPU with ``rank_order[index]`` = raster; None when already so."""
-        order = self.order()
-        return None if order is None else order.argsort()
-
-    @abstractmethod
-    def frame_of(self, rank: int, tokens_per_frame: int | None = None) -> Tensor:
-        """Frame number of each local token, int64 (t,): the row of a per-frame modulation table."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -110,12 +98,6 @@ class FlatLayout(SequenceLayout):
 
     def order(self) -> None:
         return None
-
-    def frame_of(self, rank: int, tokens_per_frame: int | None = None) -> Tensor:
-        """As in the base class; a flat layout has to be told ``tokens_per_frame``."""
-        if not tokens_per_frame:
-            raise ValueError("a flat layout knows no frames: pass tokens_per_frame")
-        return torch.arange(*shard_range(self.tokens, self.world_size, rank)) // tokens_per_frame
 
     def describe(self) -> str:
         return "flat"
@@ -210,10 +192,6 @@ class TileLayout(SequenceLayout):
 
     def order(self) -> Tensor | None:
         return self._order
-
-    def frame_of(self, rank: int, tokens_per_frame: int | None = None) -> Tensor:
-        """As in the base class; below 0 for prefix tokens, F and above for suffix tokens."""
-        return (self.indices(rank) - self.prefix) // (tokens_per_frame or self.grid[1] * self.grid[2])
 
     def describe(self) -> str:
         return f"tiles {self.split[0]}x{self.split[1]}"

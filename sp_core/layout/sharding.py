@@ -1,4 +1,4 @@
-"""Who owns what: contiguous, possibly uneven shards of a counted axis.
+"""Who owns what: contiguous, possibly uneven shards of anything that can be counted, tokens or heads.
 
 Sizes are a pure function of (count, world_size), so no rank ever has to ask another
 one. Rank r owns ``ceil(count / world_size)`` items while ``r < count % world_size`` and

@@ -51,7 +51,7 @@ def factor_pairs(count: int) -> list[tuple[int, int]]:
 def get_optimal_split(count: int) -> tuple[int, int]:
     """The most square factor pair (split_h, split_w) of ``count``, split_h <= split_w.
 
-    Knows nothing of the frame: see :func:`choose_split` for the one that does.
+    It does not look at the frame; :func:`choose_split` does.
 
     Source: LongCat-Video, context-parallel utilities (same name, same table).
     Raises:
@@ -63,9 +63,9 @@ def get_optimal_split(count: int) -> tuple[int, int]:
 def choose_split(height: int, width: int, count: int) -> tuple[int, int]:
     """The split (split_h, split_w) of a ``height`` x ``width`` token frame over ``count`` ranks.
 
-    In this order: no rank without a tile if that can be had; the smallest largest tile, as
-    every rank waits for the slowest; the squarest tiles, so portrait frames get more bands;
-    split_h <= split_w.
+    Of all splits it takes the best by these criteria, the first of which that differs decides:
+    no rank is without a tile; the largest tile is small, because every rank waits for the
+    slowest; tiles are nearly square, so portrait frames get more bands; split_h <= split_w.
 
     Raises:
         ValueError: ``count``, ``height`` or ``width`` is below one.
@@ -105,12 +105,3 @@ def tile_indices(grid: tuple[int, int, int], split: tuple[int, int], rank: int) 
     tile = tile_of((height, width), split, rank)
     raster_FHW = torch.arange(frames * height * width).view(frames, height, width)
     return raster_FHW[:, tile.top : tile.bottom, tile.left : tile.right].flatten()
-
-
-def tile_major_order(grid: tuple[int, int, int], split: tuple[int, int]) -> Tensor:
-    """Raster ids in the order that a sequence has after the exchange: int64 (F * H * W,).
-
-    Rank 0's whole tile (all frames), then rank 1's, and so on. ``raster[order]`` is
-    tile-major; ``tile_major[order.argsort()]`` is raster again.
-    """
-    return torch.cat([tile_indices(grid, split, rank) for rank in range(split[0] * split[1])])

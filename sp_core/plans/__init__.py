@@ -1,4 +1,4 @@
-"""Sequence plans: how each architecture is cut over the ranks, and the engine that does it."""
+"""Sequence plans: how each architecture is split over the ranks, and the engine that does it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from .architectures.wan import WAN
 from .architectures.wan_family import WAN_FAMILY
 from .engine import Engine
 from .forward_state import Escaped
-from .plan import Attention, Blocks, HookPoint, NoPlan, SequencePlan
+from .host_functions import HostFunctions
+from .plan import Attention, Blocks, HookPoint, MaskRule, NoPlan, Replicated, SequencePlan
+from .validation import validate
 
 PLANS: dict[str, SequencePlan] = {
     plan.architecture: plan for plan in (WAN, *WAN_FAMILY, HUNYUAN_VIDEO, MINIMAX_H3, LTXV, LTXAV, LONGCAT_VIDEO, KANDINSKY5)
@@ -27,8 +29,13 @@ def plan_named(architecture: str) -> SequencePlan:
         NoPlan: there is none.
     """
     if architecture not in PLANS:
-        raise NoPlan(architecture, sorted(PLANS))
+        raise NoPlan(architecture, titles())
     return PLANS[architecture]
+
+
+def titles() -> list[str]:
+    """The models that can run on several devices, by the names that people know them by."""
+    return [plan.title for plan in PLANS.values()]
 
 
 def plan_for(model: nn.Module) -> SequencePlan:
@@ -36,4 +43,20 @@ def plan_for(model: nn.Module) -> SequencePlan:
     return plan_named(type(model).__name__)
 
 
-__all__ = ["PLANS", "Attention", "Blocks", "Engine", "Escaped", "HookPoint", "NoPlan", "SequencePlan", "plan_for", "plan_named"]
+__all__ = [
+    "PLANS",
+    "Attention",
+    "Blocks",
+    "Engine",
+    "Escaped",
+    "HookPoint",
+    "HostFunctions",
+    "MaskRule",
+    "NoPlan",
+    "Replicated",
+    "SequencePlan",
+    "plan_for",
+    "plan_named",
+    "titles",
+    "validate",
+]

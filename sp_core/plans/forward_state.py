@@ -1,14 +1,21 @@
-"""One forward on one rank: its layout, what was cut already, and the book of exchanges."""
+"""The state of one forward on one rank: its layout, the arguments that were sharded already, and whether each block exchanged."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from ..comm import Transport
 from ..errors import SPError
 from ..layout import SequenceLayout
-from .plan import ShardRule
+
+#: (value of an argument, the forward's state) -> the part of it that belongs to this rank's tokens
+ShardRule = Callable[[Any, "ForwardState"], Any]
+#: (output of a hook point on this rank's tokens, the hook point's arguments by name as they were before they were sharded,
+#: the forward's state, a transport of all ranks) -> output for all tokens
+Gather = Callable[[Any, Mapping[str, Any], "ForwardState", Transport], Any]
 
 
 class Escaped(SPError):
@@ -22,19 +29,21 @@ class Escaped(SPError):
 
 
 class ForwardState:
-    """State of one forward; made anew for each."""
+    """What the hooks of one forward share. The engine makes a new one for each forward."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self._layout: SequenceLayout | None = None
-        #: the first block has decided how the sequence lies
+        #: the first block has decided how the sequence lies over the ranks
         self.decided = False
+        #: the output has been gathered, so the rest of the forward computes on all tokens
         self.gathered = False
+        #: how often attention has exchanged since the current block began
         self.attended = 0
-        #: tokens that are whole on every rank and stand before the rank's own in joint attention
-        self.whole_tokens = 0
+        #: tokens (text) that every rank holds in full; in joint attention they stand before the rank's own
+        self.replicated_tokens = 0
         # keyed by identity; the value is kept alive so that its id stays its own
-        self._cut: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self._sharded: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     @property
     def layout(self) -> SequenceLayout:
@@ -52,39 +61,48 @@ class ForwardState:
         return self.started and not self.gathered
 
     def start(self, layout: SequenceLayout) -> None:
+        """Split the sequence as ``layout`` says, unless that would leave a rank without tokens.
+
+        Raises:
+            SPError: the layout is for another number of ranks.
+        """
         if layout.world_size != self.world_size:
             raise SPError(f"a layout for {layout.world_size} ranks was made for a world of {self.world_size}")
         self.decided = True
-        # models reshape by their token count and cannot do that with none: then every rank computes the whole sequence
+        # models reshape by their token count and cannot do that with none: then every rank computes all tokens
         if 0 not in layout.counts:
             self._layout = layout
 
     def shard(self, tokens: Tensor, dim: int = 1) -> Tensor:
-        """This rank's tokens."""
+        """This rank's part of ``tokens``, which has all T tokens on ``dim``: a contiguous copy with t tokens there."""
         return self.layout.shard(tokens, self.rank, dim)
 
-    def expect_local(self, tokens: Tensor, dim: int = 1, whole: int = 0) -> Tensor:
-        """The tokens that a later block was given: local already, behind ``whole`` replicated ones."""
+    def expect_local(self, tokens: Tensor, dim: int = 1, replicated: int = 0) -> Tensor:
+        """``tokens`` itself, after a check that its ``dim`` holds ``replicated`` tokens and then this rank's own.
+
+        Raises:
+            SPError: it holds another number.
+        """
         count = self.layout.counts[self.rank]
-        if tokens.size(dim) != whole + count:
+        if tokens.size(dim) != replicated + count:
             raise SPError(
-                f"rank {self.rank} owns {count} of {self.layout.tokens} tokens but a block was given {tokens.size(dim) - whole}; "
+                f"rank {self.rank} owns {count} of {self.layout.tokens} tokens but a block was given {tokens.size(dim) - replicated}; "
                 "a patch between the blocks changed the sequence"
             )
         return tokens
 
-    def cut(self, value: Any, rule: ShardRule) -> Any:
-        """ShardRule once per forward, however many blocks get the same object."""
+    def apply(self, rule: ShardRule, value: Any) -> Any:
+        """This rank's part of ``value`` by ``rule``, computed once per forward however many blocks get the same object."""
         if value is None:
             return None
         key = (id(value), id(rule))
-        known = self._cut.get(key)
+        known = self._sharded.get(key)
         if known is None:
-            known = self._cut[key] = (value, rule(value, self))
+            known = self._sharded[key] = (value, rule(value, self))
         return known[1]
 
     def check(self) -> None:
-        """After the forward.
+        """To be called after the forward.
 
         Raises:
             SPError: the sequence was split and never gathered.
@@ -93,4 +111,5 @@ class ForwardState:
             raise SPError("the sequence was split over the devices but the model's output was never gathered")
 
     def describe(self) -> str:
+        """The layout in a few words, for reports: "flat", "tiles 2x2", "not split"."""
         return self.layout.describe() if self.started else "not split"

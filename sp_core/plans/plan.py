@@ -1,42 +1,39 @@
-"""What a sequence plan says: where one architecture's token sequence is cut, exchanged and gathered.
+"""What a sequence plan says: where one architecture's token sequence is split, exchanged and gathered.
 
 Plans are declarations. They name modules and parameters of the model's own class; the
 engine hooks into these. No forward is copied, so a plan survives changes of the model's
-code that keep the names.
+code that keep the names. :mod:`.validation` checks the names against a model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
-from ..comm import Transport
 from ..errors import SPError
 from ..layout import FlatLayout, SequenceLayout, TileLayout, choose_split
+from .forward_state import Gather, ShardRule
+from .host_functions import HostFunctions
 
-if TYPE_CHECKING:
-    from .forward_state import ForwardState
-
-#: (value of an argument, the forward's run) -> the part of it that belongs to this rank's tokens
-ShardRule = Callable[[Any, "ForwardState"], Any]
 #: (model, block arguments by name and the forward's x as "input", tokens, world_size) -> layout
 ChooseLayout = Callable[[nn.Module, Mapping[str, Any], int, int], SequenceLayout]
-#: (output of a site, the site's arguments as they were before the cut, run, transport of all ranks) -> whole output
-Gather = Callable[[Any, Mapping[str, Any], "ForwardState", Transport], Any]
+#: where an attention's queries, keys and values lie, see :class:`Attention`
+AttentionKind = Literal["self", "joint", "replicated_queries"]
 
 
 def flat_layout(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_size: int) -> SequenceLayout:
+    """Contiguous runs of tokens, whatever they stand for."""
     return FlatLayout(tokens, world_size)
 
 
 def input_tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_size: int) -> SequenceLayout:
-    """Tiles of a model whose tokens are the places of its latent input, one each.
+    """Tiles of a model that has exactly one token for each place of its latent input.
 
     Raises:
-        SPError: some places were dropped or others added, so the tokens are no grid.
+        SPError: the model dropped or added tokens, so they do not lie on a grid.
     """
     x = arguments["input"]
     frames, height, width = (x[0] if isinstance(x, (list, tuple)) else x).shape[2:]
@@ -49,46 +46,82 @@ def input_tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: int, wor
 
 
 @dataclass(frozen=True)
-class Attention:
-    """An attention of a block that needs other ranks' tokens: a module, or "" for the block itself.
+class MaskRule:
+    """A mask that is an object of the model's own instead of a tensor. LTX and LongCat-Video have one.
 
-    ``self``: q, k and v are this rank's tokens. ``from_stream``: q is whole on every rank,
-    k and v are this rank's tokens (video-to-audio). ``joint``: q, k and v begin with tokens that
-    are whole on every rank (text), then come this rank's. Attentions whose keys are replicated
-    (text, audio) need nothing and are not named.
+    The module would look into it and attend by itself, to its own tokens only. The engine
+    carries it past the module and hands it to ``attention`` when all tokens are there.
+    """
+
+    #: parameter of the attention module that holds the mask
+    parameter: str
+    #: (attention module, ComfyUI's functions) -> the attention that understands the mask:
+    #: (q, k, v, heads, mask, attn_precision, transformer_options) -> out, all with all T tokens
+    attention: Callable[[nn.Module, HostFunctions], Callable[..., Tensor]]
+    #: the mask counts tokens in raster order (LTX), so tokens in tiles are put back into it around the attention
+    in_raster: bool = False
+
+
+@dataclass(frozen=True)
+class Attention:
+    """An attention of a block that needs other ranks' tokens.
+
+    ``module`` is its path below the block, or "" where the block itself calls the attention
+    function (HunyuanVideo). Attentions whose keys every rank holds in full (text, audio) need
+    nothing and are not named.
+
+    Kinds:
+        ``self``: queries, keys and values are this rank's tokens (Wan).
+        ``joint``: they begin with tokens that every rank holds in full, text, and this rank's
+        tokens follow (HunyuanVideo).
+        ``replicated_queries``: every rank holds all queries, keys and values are this rank's
+        tokens (LTX-2's video-to-audio attention).
     """
 
     module: str = ""
-    kind: str = "self"
-    #: true when the module will not attend at all in this call, given its transformer options
+    kind: AttentionKind = "self"
+    #: true when the module will not attend at all in this call, given its transformer options (LTX under spatio-temporal guidance)
     skipped: Callable[[Mapping[str, Any]], bool] = lambda options: False
-    #: parameter with a mask that is no tensor, and the attention that understands it:
-    #: (q, k, v, heads, mask, attn_precision, transformer_options) -> out, on whole tokens
-    mask_parameter: str = "mask"
-    mask_attention: Callable[[nn.Module], Callable[..., Tensor]] | None = None
-    #: that mask speaks of positions in the model's own order
-    mask_in_raster: bool = False
+    #: LTX (guide frames), LongCat-Video (conditioning frames)
+    mask: MaskRule | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(AttentionKind):
+            raise ValueError(f"'{self.kind}' is no kind of attention; there are {', '.join(get_args(AttentionKind))}")
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """Tokens that every rank holds in full (text) and that attend jointly with the stream's: HunyuanVideo.
+
+    In the joint attention they stand before the stream's tokens.
+    """
+
+    #: block parameter that holds them, (B, N, C); None where the blocks before have told how many there are
+    argument: str | None = None
+    #: the stream itself begins with them (HunyuanVideo's single blocks)
+    in_stream: bool = False
 
 
 @dataclass(frozen=True)
 class Blocks:
     """A list of blocks that tokens pass. A model may have several: double and single blocks, control blocks."""
 
+    #: path of the list
     path: str
-    #: block parameter that holds the tokens, (B, T, C), and its place if that is a tuple
+    #: block parameter that holds the tokens, (B, T, C); the plan's first list of blocks gets all T of them
     stream: str
     attentions: tuple[Attention, ...]
-    #: other block parameters that have something for each token
-    cuts: Mapping[str, ShardRule] = field(default_factory=dict)
+    #: other block parameters that have something for each token, and the rule that takes this rank's part of each
+    shard: Mapping[str, ShardRule] = field(default_factory=dict)
+    #: place of the tokens in the stream where that is a tuple (LTX-2: video first, audio second)
     stream_item: int | None = None
-    #: axis of the tokens in the stream
+    #: dim of the tokens in the stream (MiniMax H3: 0, it has no batch)
     dim: int = 1
-    #: block parameter with tokens that stay whole (text), (B, N, C); in attention they stand before the stream's
-    whole: str | None = None
-    #: the stream begins with those whole tokens
-    joined: bool = False
-    #: the stream is one of its own, beside the main one: it comes in whole whenever it is new
-    enters: bool = False
+    #: HunyuanVideo's text
+    replicated: Replicated | None = None
+    #: these blocks have a stream of their own beside the main one, and each new one arrives with all T tokens (VACE's control videos)
+    own_stream: bool = False
 
     def of(self, model: nn.Module) -> list[nn.Module]:
         return list(model.get_submodule(self.path))  # type: ignore[call-overload]
@@ -96,10 +129,11 @@ class Blocks:
 
 @dataclass(frozen=True)
 class HookPoint:
-    """A module or method outside the blocks: arguments to cut, and whether or how its output is gathered."""
+    """A module or method outside the blocks: which of its arguments are sharded, and whether or how its output is gathered."""
 
     path: str
-    cuts: Mapping[str, ShardRule] = field(default_factory=dict)
+    shard: Mapping[str, ShardRule] = field(default_factory=dict)
+    #: True: the output is (B, t, C) and all ranks' are put together. A function: it puts them together (MiniMax H3)
     gather: bool | Gather = False
 
 
@@ -111,36 +145,42 @@ def _never(options: Mapping[str, Any]) -> bool:
 class SequencePlan:
     """One architecture. Paths are dotted names below the diffusion model."""
 
-    #: class name in the host
+    #: name of the class in ComfyUI
     architecture: str
+    #: the model's name for people, the same in every language; tooltips, help pages and README are made from it
+    title: str
     #: the first block that is called splits the sequence
     blocks: tuple[Blocks, ...]
-    sites: tuple[HookPoint, ...]
+    #: empty for Kandinsky 5, which gathers behind its last block
+    hook_points: tuple[HookPoint, ...]
+    #: what of the model works, in English, for README's table of models
+    covers: str = ""
     choose_layout: ChooseLayout = flat_layout
     #: the tile layout, for users who ask for it
     tiles: ChooseLayout | None = None
-    #: every rank must hold equally much of every frame, so only tiles will do
+    #: every rank must hold equally much of every frame, so only tiles will do (HuMo)
     only_tiles: bool = False
-    #: given the forward's arguments: gather behind the last block already, as what follows takes whole tokens
+    #: given the forward's arguments: gather behind the last block already, as the code that follows needs all tokens (Kandinsky 5)
     gather_early: Callable[[Mapping[str, Any]], bool] = _never
-    #: lists of ``transformer_options["patches"]`` that the model calls between blocks with the stream as "img"
+    #: lists of ``transformer_options["patches"]`` that the model calls between blocks with the stream as "img" (Wan)
     between: tuple[str, ...] = ()
-    #: true when no block touches the stream in this forward, given its transformer options
-    idle: Callable[[Mapping[str, Any]], bool] = _never
-    #: arguments of the forward that hold lists of (B, T, C) tensors by name, which the model adds to the stream between blocks
+    #: true when no block touches the stream in this forward, given its transformer options (LTX-2 without video)
+    skips_stream: Callable[[Mapping[str, Any]], bool] = _never
+    #: arguments of the forward that hold lists of (B, T, C) tensors by name, which the model adds to the stream between blocks:
+    #: a ControlNet's output (HunyuanVideo)
     residuals: tuple[str, ...] = ()
-    #: arguments that need another form to travel to the workers
-    travels: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    #: arguments of the forward that hold objects, and the function that makes plain data of each, which can be sent (MiniMax H3)
+    to_plain: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     #: method that computes on the workers
     forward: str = "_forward"
-    #: methods that the host calls outside the forward and that need weights
+    #: methods that ComfyUI calls outside the forward and that need weights (LTX-2's text connectors)
     weight_methods: tuple[str, ...] = ()
-    #: method that lets go of what the model kept during a sampling run
+    #: method that lets go of what the model kept during a sampling run (LongCat-Video's cache of conditioning frames)
     after_run: str | None = None
 
     @property
     def keeps_state(self) -> bool:
-        """The model keeps something between forwards, so every forward of a run has to be cut alike."""
+        """The model keeps something between forwards, so every forward of a sampling run has to be split alike."""
         return self.after_run is not None
 
     def blocks_of(self, model: nn.Module) -> list[nn.Module]:
@@ -153,10 +193,15 @@ class SequencePlan:
 
 
 class NoPlan(SPError):
-    """The architecture cannot be run on several devices."""
+    """The architecture cannot be run on several devices.
+
+    Args:
+        found: class name of the model.
+        known: titles of the models that can.
+    """
 
     def __init__(self, found: str, known: list[str]) -> None:
         super().__init__(
-            f"{found} has no sequence plan, so it cannot run on several devices. Architectures that can: {', '.join(known)}. "
+            f"{found} has no sequence plan, so it cannot run on several devices. Models that can: {', '.join(known)}. "
             "Remove SP Model Patch to run it on one"
         )

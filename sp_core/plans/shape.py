@@ -13,11 +13,11 @@ from .plan import Blocks, SequencePlan
 
 
 def model_shape(plan: SequencePlan, model: nn.Module) -> ModelShape | None:
-    """Shape of a model from its own modules; None where they do not tell.
+    """A model's shape, read from the attributes and weights of its modules; None where they do not tell.
 
-    Weights of a block's whole stream (``txt_...`` of a double block) are left out: what passes them
-    is short. Any other weight counts as met by every token, which is a few per cent too many where
-    a block also has weights for text or audio.
+    Weights for a block's replicated tokens (``txt_...`` of a double block) are left out, because few
+    tokens pass them. Every other weight counts as met by every token. That is a few per cent too
+    many where a block also has weights for text or audio.
     """
     blocks = plan.blocks_of(model)
     attention = blocks[0].get_submodule(plan.attentions[0].module)
@@ -33,7 +33,7 @@ def model_shape(plan: SequencePlan, model: nn.Module) -> ModelShape | None:
 
 
 def _stream_weights(kind: Blocks, block: nn.Module) -> int:
-    aside = f"{kind.whole}_" if kind.whole else None
+    aside = f"{kind.replicated.argument}_" if kind.replicated is not None and kind.replicated.argument is not None else None
     return sum(weight.numel() for name, weight in block.named_parameters() if aside is None or not name.startswith(aside))
 
 
@@ -42,7 +42,7 @@ def _first(module: Any, *names: str) -> int:
 
 
 def token_count(model: nn.Module, x: Any) -> int:
-    """About how many video tokens an input has: its places, over those in a patch."""
+    """About how many video tokens an input (B, C, F, H, W) has: its places, divided by those in a patch."""
     x = x[0] if isinstance(x, (list, tuple)) else x
     patch = getattr(model, "patch_size", 1)
     sizes = x.shape[2:]

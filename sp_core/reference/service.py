@@ -37,14 +37,14 @@ class ReferenceService:
         stats = self.transport.stats
         stats.reset()
         started = time.perf_counter()
-        with Engine(REFERENCE, self.transport, self.context.enter_block).installed(self.model) as run:
+        with Engine(REFERENCE, self.transport, self.context.enter_block).installed(self.model) as state:
             output = self.model(**body)
-            run.check()
+            state.check()
         self.transport.check()
         return {
             "output": output,
             "seconds": time.perf_counter() - started,
-            "layout": run.describe(),
+            "layout": state.describe(),
             "transport": self.transport.name,
             "exchange_s": stats.seconds,
             "exchange_bytes": stats.bytes_sent,

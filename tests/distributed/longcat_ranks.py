@@ -72,11 +72,12 @@ def forward_cached(model: Any, options: dict[str, Any]) -> Tensor:
 def every_case(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     """Output, exchanges, bytes sent and layout of each case on this rank; what its cache holds."""
     from sp_core.comm import CollectiveTransport
+    from sp_core.host.worker.host_functions import host_functions
     from sp_core.plans import Engine, plan_for
 
     model = load(comfyui).model.diffusion_model
     transport = CollectiveTransport()
-    engine = Engine(plan_for(model), transport)
+    engine = Engine(plan_for(model), transport, host=host_functions())
     seen: dict[str, Any] = {}
 
     def run(name: str, call: Any) -> None:
@@ -92,8 +93,8 @@ def every_case(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
         options = {"longcat_kv_cache": "gpu"}
         run("filling", lambda: model(**inputs("continuation_cached"), transformer_options=options))
         run("continuation_cached", lambda: forward_cached(model, options))
-        k, _ = next(iter(model.kv_cache.slots[0].blocks.values()), (torch.empty(1, 0, 0), None))
-        seen["cache"] = (len(model.kv_cache.slots), tuple(k.shape))
+        k, _ = next(iter(model.kv_cache.entries[0].blocks.values()), (torch.empty(1, 0, 0), None))
+        seen["cache"] = (len(model.kv_cache.entries), tuple(k.shape))
         model.clear_cache()
         odd = {**inputs("i2v"), "x": inputs("i2v")["x"][..., :11, :13]}
         run("odd size", lambda: model(**odd))

@@ -393,6 +393,7 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
 
     enter_host(comfyui)
     from sp_core.comm import CollectiveTransport
+    from sp_core.host.worker.host_functions import host_functions
     from sp_core.host.worker.verify import digest
     from sp_core.plans import Engine, plan_for
     from sp_core.plans.shape import model_shape
@@ -419,7 +420,7 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
         stock = _forward(model, make())
         transport = CollectiveTransport(groups[size])
         inputs = make()
-        engine = Engine(plan_for(model), transport, layout=layout, inputs=inputs)
+        engine = Engine(plan_for(model), transport, layout=layout, inputs=inputs, host=host_functions())
         with FAMILIES[family].patched(), engine.installed(model) as run:
             out = _forward(model, inputs)
             run.check()

@@ -195,7 +195,7 @@ def test_cache_is_found_by_content(model: Any) -> None:
     again = model(**other, transformer_options=options)
     hook.remove()
     assert counts == [4 * 48, 2 * 48, 2 * 48, 4 * 48, 2 * 48]
-    assert len(model.kv_cache.slots) == 2
+    assert len(model.kv_cache.entries) == 2
     assert torch.equal(filling, whole)
     assert cached[:, :, :2].count_nonzero() == 0
     torch.testing.assert_close(cached[:, :, 2:], whole[:, :, 2:], atol=TOLERANCE, rtol=0)
@@ -211,7 +211,7 @@ def test_failed_forward_leaves_no_slot(model: Any) -> None:
     with pytest.raises(RuntimeError, match="stop"):
         model(**inputs("continuation_cached"), transformer_options={"longcat_kv_cache": "gpu"})
     hook.remove()
-    assert model.kv_cache.slots == []
+    assert model.kv_cache.entries == []
 
 
 def test_blocks_left_out_while_filling_are_told(model: Any) -> None:
@@ -228,9 +228,9 @@ def test_cleanup_empties_the_cache(patcher: Any, model: Any) -> None:
 
     cached = with_kv_cache(patcher, "gpu")
     model(**inputs("continuation_cached"), transformer_options=cached.model_options["transformer_options"])
-    assert len(model.kv_cache.slots) == 1
+    assert len(model.kv_cache.entries) == 1
     cached.cleanup()
-    assert model.kv_cache.slots == []
+    assert model.kv_cache.entries == []
     assert "longcat_kv_cache" not in patcher.model_options["transformer_options"]
 
 

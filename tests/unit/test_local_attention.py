@@ -131,7 +131,7 @@ def test_refusals_name_the_axis() -> None:
     q, k, v = make()
     with pytest.raises(ValueError, match="9 entries for 23 key tokens"):
         attention_with_lse(q, k, v, torch.zeros(Tq, 9))
-    with pytest.raises(ValueError, match="2, 3 or 4 axes, this one has 1"):
+    with pytest.raises(ValueError, match="2, 3 or 4 dims, this one has 1"):
         attention_with_lse(q, k, v, torch.zeros(Tk))
     with pytest.raises(ValueError, match="do not agree"):
         attention_with_lse(q, k[:, :4], v)

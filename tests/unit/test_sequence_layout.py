@@ -34,13 +34,11 @@ def test_shards_are_the_indexed_tokens_and_restore_inverts(layout: SequenceLayou
     assert sum(layout.counts) == layout.tokens
     gathered = torch.cat(shards, dim)
     assert torch.equal(layout.restore(gathered, dim), raster)
-    index, order = layout.restore_index(), layout.order()
-    assert layout.is_raster == (index is None) == (order is None)
-    if index is None:
+    order = layout.order()
+    if order is None:
         assert torch.equal(gathered, raster)
     else:
-        assert order is not None
-        assert torch.equal(gathered.index_select(dim, index), raster)
+        assert torch.equal(gathered.index_select(dim, order.argsort()), raster)
         assert torch.equal(raster.index_select(dim, order), gathered)
 
 
@@ -55,20 +53,13 @@ def test_real_frames_on_any_count(grid: tuple[int, int, int], count: int) -> Non
         assert frames == grid[0]
         # every frame has the same number of tokens on this rank, in frame order
         expected = torch.arange(frames).repeat_interleave(height * width)
-        assert torch.equal(layout.frame_of(rank), expected)
-
-
-def test_frames_of_a_flat_shard_straddle() -> None:
-    assert FlatLayout(12, 2).frame_of(1, tokens_per_frame=4).tolist() == [1, 1, 2, 2, 2, 2]
-    with pytest.raises(ValueError, match="tokens_per_frame"):
-        FlatLayout(12, 2).frame_of(0)
+        assert torch.equal(layout.indices(rank) // (grid[1] * grid[2]), expected)
 
 
 def test_prefix_and_suffix_are_outside_the_frames() -> None:
     layout = TileLayout((2, 2, 2), (1, 2), prefix=1, suffix=3)
     assert layout.counts == (1 + 4 + 2, 4 + 1)
     assert layout.indices(0).tolist() == [0, 1, 3, 5, 7, 9, 10]
-    assert layout.frame_of(0).tolist() == [-1, 0, 0, 1, 1, 2, 2]
     assert layout.indices(1).tolist() == [2, 4, 6, 8, 11]
 
 
@@ -80,9 +71,9 @@ def test_layouts_compare_by_value_and_describe_themselves() -> None:
 
 
 def test_bands_of_one_frame_are_raster_already() -> None:
-    assert TileLayout((1, 6, 4), (3, 1)).is_raster
-    assert TileLayout((5, 6, 4), (1, 1), prefix=2).is_raster
-    assert not TileLayout((2, 6, 4), (3, 1)).is_raster
+    assert TileLayout((1, 6, 4), (3, 1)).order() is None
+    assert TileLayout((5, 6, 4), (1, 1), prefix=2).order() is None
+    assert TileLayout((2, 6, 4), (3, 1)).order() is not None
 
 
 def test_refusals_name_axis_size_and_degree() -> None:

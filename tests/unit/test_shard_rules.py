@@ -177,8 +177,8 @@ def test_plain_timesteps_of_an_av_model() -> None:
 def test_one_object_is_cut_once_a_forward() -> None:
     run, rule, value = ForwardState(1, 2), by_token(1), torch.randn(1, 6, 2)
     run.start(FlatLayout(6, 2))
-    assert run.cut(value, rule) is run.cut(value, rule)
-    assert run.cut(value.clone(), rule) is not run.cut(value, rule)
+    assert run.apply(rule, value) is run.apply(rule, value)
+    assert run.apply(rule, value.clone()) is not run.apply(rule, value)
 
 
 def test_too_few_tokens_to_share() -> None:

@@ -17,7 +17,7 @@ SEGMENTS = [(0, 4, 7), (4, 5, 2), (5, 21, 7), (21, None, 0)]
 def run_of(layout: SequenceLayout, rank: int, whole: int = 0) -> ForwardState:
     run = ForwardState(rank, layout.world_size)
     run.start(layout)
-    run.whole_tokens = whole
+    run.replicated_tokens = whole
     return run
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sp_core.layout.tiles import choose_split, get_optimal_split, tile_indices, tile_major_order, tile_of
+from sp_core.layout import TileLayout
+from sp_core.layout.tiles import choose_split, get_optimal_split, tile_indices, tile_of
 
 VECTORS = json.loads((Path(__file__).parents[1] / "fixtures" / "longcat_vectors.json").read_text())
 
@@ -24,7 +25,8 @@ def test_raster_ids_are_the_references(world_size: int) -> None:
     split = tuple(vector["split_hw"])
     for rank, ids in enumerate(vector["local_raster_ids"]):
         assert tile_indices((2, 4, 8), split, rank).tolist() == ids
-    assert tile_major_order((2, 4, 8), split).tolist() == vector["sequence_order_after_all_to_all"]
+    order = TileLayout((2, 4, 8), split).order()  # None: raster order
+    assert (torch.arange(64) if order is None else order).tolist() == vector["sequence_order_after_all_to_all"]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,7 @@ def test_what_cannot_be_tiled_is_refused() -> None:
         tile_of((4, 4), (0, 2), 0)
 
 
-def test_tile_major_order_is_a_permutation_for_uneven_tiles() -> None:
-    order = tile_major_order((3, 30, 52), (4, 4))
+def test_rank_order_is_a_permutation_for_uneven_tiles() -> None:
+    order = TileLayout((3, 30, 52), (4, 4)).order()
+    assert order is not None
     assert torch.equal(order.sort().values, torch.arange(3 * 30 * 52))

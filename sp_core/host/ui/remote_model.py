@@ -156,7 +156,7 @@ class RemoteModel:
         return reply["output"]
 
     def _travelling(self, name: str, value: Any) -> Any:
-        change = self.plan.travels.get(name)
+        change = self.plan.to_plain.get(name)
         return value if change is None or value is None else change(value)
 
     def call(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -63,7 +63,7 @@ class Decider:
         """Whether this attention can be one that returns log-sum-exp, which a ring needs to merge partial results."""
         options = model.patcher.model_options.get("transformer_options", {})
         attentions = model.plan.attentions
-        return OVERRIDE not in options and all(a.mask_attention is None and a.kind != "joint" for a in attentions)
+        return OVERRIDE not in options and all(a.mask is None and a.kind != "joint" for a in attentions)
 
     def exchange_s(self, stats: TransportStats) -> float:
         """Seconds that a forward spent in exchange.

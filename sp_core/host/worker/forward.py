@@ -11,6 +11,7 @@ from ..options import AROUND_THE_MODEL
 from ..patches import put_skips
 from . import cfg_split
 from .forward_call import ForwardCall
+from .host_functions import host_functions
 from .residency import LoadedModel
 
 
@@ -25,7 +26,7 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
         call = cfg_split.part_of_call(call, groups.batch.rank, groups.batch.world_size)
     groups.sequence.stats.reset()
     inputs = {**call.named, **call.extra}
-    engine = Engine(model.plan, groups.sequence, enter_block, layout=call.requested.layout, inputs=inputs)
+    engine = Engine(model.plan, groups.sequence, enter_block, layout=call.requested.layout, inputs=inputs, host=host_functions())
     with engine.installed(model.diffusion_model) as state:
         options = engine.adapted(transformer_options(model.patcher, call.options), state)
         output = getattr(model.diffusion_model, call.method)(**call.named, transformer_options=options, **call.extra)

@@ -16,7 +16,7 @@ from ...parallel.measure import measure_rates
 from ...planner.choose import DegreeChoice
 from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees
-from ...plans import plan_named
+from ...plans import plan_named, validate
 from ...plans.forward_state import ForwardState
 from ...pool.protocol import GROUP_TIMEOUT, timeout_s
 from ...pool.shared_state import Phase
@@ -150,6 +150,8 @@ def _checked(patcher: Any, architecture: str) -> LoadedModel:
     found = type(patcher.model.diffusion_model).__name__
     if found != architecture:
         raise SPError(f"the workers made a {found} from the graph, the UI process a {architecture}")
-    model = LoadedModel(patcher, plan_named(found))
+    plan = plan_named(found)
+    validate(plan, patcher.model.diffusion_model, f"ComfyUI {comfy_api.version()}")
+    model = LoadedModel(patcher, plan)
     check_patches(patcher, model.plan)
     return model

@@ -16,6 +16,7 @@ from comfy.ldm.modules.attention import optimized_attention
 from torch import Tensor
 
 from ...errors import SPError
+from ...plans.frame_conditioning import FrameConditioning
 
 #: transformer option that turns the cache on; its value says where it lies: "gpu" (with the computation) or "cpu"
 KV_CACHE = "longcat_kv_cache"
@@ -24,7 +25,7 @@ KEPT = 8
 
 
 @dataclass(eq=False)
-class Slot:
+class CacheEntry:
     """Keys and values of one batch item's conditioning frames, for each block: as attention saw them."""
 
     latent_CnHW: Tensor
@@ -45,18 +46,18 @@ class Slot:
 
 @dataclass(eq=False)
 class CachedPass:
-    """One forward's use of the cache: every batch item has its slot, full or to be filled."""
+    """One forward's use of the cache: every batch item has its entry, which is full or will be filled."""
 
-    slots: list[Slot]
+    entries: list[CacheEntry]
     filled: bool
     device: str = "gpu"
 
     def write(self, block: int, k_BTC: Tensor, v_BTC: Tensor) -> None:
-        for item, slot in enumerate(self.slots):
-            if block not in slot.blocks:
+        for item, entry in enumerate(self.entries):
+            if block not in entry.blocks:
                 place = "cpu" if self.device == "cpu" else k_BTC.device
                 k, v = (x[item : item + 1].to(place, copy=True) for x in (k_BTC, v_BTC))
-                slot.blocks[block] = (k, v)
+                entry.blocks[block] = (k, v)
 
     def read(self, block: int, like_BTC: Tensor) -> tuple[Tensor, Tensor]:
         """k, v (B, T_n, C) for all batch items.
@@ -64,48 +65,48 @@ class CachedPass:
         Raises:
             SPError: the block did not run when the cache was filled.
         """
-        if any(block not in slot.blocks for slot in self.slots):
+        if any(block not in entry.blocks for entry in self.entries):
             raise SPError(
                 f"block {block} was left out when the conditioning frames were cached but runs now: "
                 "skipping blocks in some steps only does not go together with LongCat KV Cache; remove one of the two"
             )
-        if all(slot is self.slots[0] for slot in self.slots):
-            k, v = (x.to(like_BTC).expand(len(self.slots), -1, -1) for x in self.slots[0].blocks[block])
+        if all(entry is self.entries[0] for entry in self.entries):
+            k, v = (x.to(like_BTC).expand(len(self.entries), -1, -1) for x in self.entries[0].blocks[block])
             return k, v
-        k, v = (torch.cat([slot.blocks[block][i].to(like_BTC) for slot in self.slots]) for i in (0, 1))
+        k, v = (torch.cat([entry.blocks[block][i].to(like_BTC) for entry in self.entries]) for i in (0, 1))
         return k, v
 
 
 class KVCache:
-    """Slots of a model, found by the content of the conditioning frames: cond and uncond share one."""
+    """Entries of a model, found by the content of the conditioning frames: cond and uncond share one."""
 
     def __init__(self) -> None:
-        self.slots: list[Slot] = []
+        self.entries: list[CacheEntry] = []
 
     def open(self, latent_BCnHW: Tensor, variant: Any, device: str) -> CachedPass:
-        """Find or prepare the slots of a batch. Nothing is kept of a pass that is not committed."""
-        slots: list[Slot] = []
+        """Find or prepare the entries of a batch. A pass that is not committed leaves nothing behind."""
+        entries: list[CacheEntry] = []
         filled = True
         for latent in latent_BCnHW:
-            known = next((slot for slot in self.slots if slot.matches(latent, variant)), None)
+            known = next((entry for entry in self.entries if entry.matches(latent, variant)), None)
             filled &= known is not None
-            new = known or next((slot for slot in slots if slot.matches(latent, variant)), None)
-            slots.append(new or Slot(latent.clone(), variant))
-        return CachedPass(slots, filled, device)
+            new = known or next((entry for entry in entries if entry.matches(latent, variant)), None)
+            entries.append(new or CacheEntry(latent.clone(), variant))
+        return CachedPass(entries, filled, device)
 
     def commit(self, done: CachedPass) -> None:
-        """The forward went through: its slots are good, and the most recently used."""
-        used = list({id(slot): slot for slot in done.slots}.values())
-        others = [slot for slot in self.slots if all(slot is not other for other in used)]
-        self.slots = [*others, *used][-max(KEPT, len(used)) :]
+        """The forward went through: its entries are complete, and the most recently used ones."""
+        used = list({id(entry): entry for entry in done.entries}.values())
+        others = [entry for entry in self.entries if all(entry is not other for other in used)]
+        self.entries = [*others, *used][-max(KEPT, len(used)) :]
 
     def clear(self) -> None:
-        self.slots = []
+        self.entries = []
 
 
 @dataclass(frozen=True, eq=False)
-class Conditioning:
-    """Which tokens of one pass are conditioning frames. Stands where attention has its mask.
+class Conditioning(FrameConditioning):
+    """Which tokens of one pass are conditioning frames. It stands where attention has its mask.
 
     The first ``frames`` of ``total`` frames, so a prefix of the tokens, also of a rank's
     own. None are in the pass when their keys and values come from a filled cache.

@@ -7,9 +7,10 @@ from ..shard_rules import by_token
 
 KANDINSKY5 = SequencePlan(
     architecture="Kandinsky5",
-    # freqs: (1, T, 1, D / 2, 2, 2); the time embedding is one for all tokens, the text is whole on every rank
+    title="Kandinsky 5",
+    # freqs: (1, T, 1, D / 2, 2, 2); the time embedding is one for all tokens, the text is replicated
     blocks=(Blocks("visual_transformer_blocks", "visual_embed", (Attention("self_attention"),), {"freqs": by_token(1)}),),
-    sites=(),
-    # behind the blocks the model puts its tokens back on their grid, so it wants all of them
+    hook_points=(),
+    # behind the blocks the model puts its tokens back on their grid, for which it needs all of them
     gather_early=lambda inputs: True,
 )

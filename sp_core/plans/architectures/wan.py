@@ -14,7 +14,7 @@ from ..shard_rules import by_frame, by_token
 
 
 def _tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_size: int) -> SequenceLayout:
-    """The frame grid in tiles; reference tokens lie before it, in-context latents behind it."""
+    """Tiles of the frame grid; reference tokens lie before the grid, in-context latents behind it."""
     frames, height, width = arguments["transformer_options"]["grid_sizes"]
     extra = tokens - frames * height * width
     prefix = extra if getattr(model, "ref_conv", None) is not None else 0
@@ -32,10 +32,13 @@ def _layout(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_s
 
 WAN = SequencePlan(
     architecture="WanModel",
+    title="Wan 2.1 / 2.2",
+    covers="text to video, image to video with and without CLIP vision, first and last frame, per-frame timesteps as in Wan 2.2 5B, "
+    "reference latents",
     # e: (B, 1 or F, 6, C); freqs: (1, T, 1, D / 2, 2, 2)
     blocks=(Blocks("blocks", "x", (Attention("self_attn"),), {"e": by_frame(1), "freqs": by_token(1)}),),
     # head: LayerNorm, modulation and the projection to 64 channels
-    sites=(HookPoint("head", {"e": by_frame(1)}, gather=True),),
+    hook_points=(HookPoint("head", {"e": by_frame(1)}, gather=True),),
     choose_layout=_layout,
     tiles=_tiles,
     between=("double_block",),

@@ -31,7 +31,11 @@ def _frame(model: nn.Module, arguments: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _whole_frames(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_size: int) -> SequenceLayout:
-    """Tiles where all tokens are frames of one size, those of reference pictures too."""
+    """Tiles of tokens that are all frames of one size; reference pictures count as frames.
+
+    Raises:
+        SPError: the tokens are no whole number of frames.
+    """
     height, width = _frame(model, arguments)
     if tokens % (height * width):
         raise SPError(f"The {tokens} tokens are no whole frames of {height} x {width}, so they cannot be shared")
@@ -39,22 +43,28 @@ def _whole_frames(model: nn.Module, arguments: Mapping[str, Any], tokens: int, w
 
 
 def _video_first(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_size: int) -> SequenceLayout:
-    """Tiles of the video; reference picture and motion of other sizes lie behind it."""
+    """Tiles of the video's tokens; a reference picture and motion of other sizes lie behind them."""
     height, width = _frame(model, arguments)
     frames = arguments["input"].size(2)
     return TileLayout((frames, height, width), choose_split(height, width, world_size), suffix=tokens - frames * height * width)
 
 
-def _video_tokens(_: int, run: ForwardState) -> int:
+def _video_tokens(_: int, state: ForwardState) -> int:
     """How many of this rank's tokens are the video's."""
-    layout = run.layout
+    layout = state.layout
     assert isinstance(layout, TileLayout)
-    return prod(layout.local_grid(run.rank))
+    return prod(layout.local_grid(state.rank))
 
 
-def _sound(audio: Tensor, run: ForwardState) -> Tensor:
-    """HuMo's sound, (B, 16 a frame, C), as many frames as the tokens have: without sound the host makes one too many, all alike."""
-    layout = run.layout
+def _sound(audio: Tensor, state: ForwardState) -> Tensor:
+    """HuMo's sound, (B, 16 a frame, C), with as many frames as the tokens have.
+
+    Without sound ComfyUI makes one frame too many, and all frames are alike.
+
+    Raises:
+        SPError: the frames are too many or too few, and they differ.
+    """
+    layout = state.layout
     assert isinstance(layout, TileLayout)
     frames = audio.unflatten(1, (-1, 16))
     if frames.size(1) == layout.grid[0]:
@@ -68,29 +78,39 @@ _UNMODULATED = replace(
     WAN,
     # one timestep for all frames, e: (B, 6, C)
     blocks=(Blocks("blocks", "x", (_SELF,), {"freqs": by_token(1)}),),
-    sites=(HookPoint("head", gather=True),),
+    hook_points=(HookPoint("head", gather=True),),
     choose_layout=flat_layout,
     tiles=_whole_frames,
 )
 _FRAMED = replace(WAN, choose_layout=_whole_frames, tiles=_whole_frames, only_tiles=True)
 
-# control blocks have a sequence of their own for each control video, and the main one as it came in
-_CONTROL = Blocks("vace_blocks", "c", (_SELF,), {"x": by_token(1), "freqs": by_token(1)}, enters=True)
-VACE = replace(_UNMODULATED, architecture="VaceWanModel", blocks=(*_UNMODULATED.blocks, _CONTROL))
-CAMERA = replace(_UNMODULATED, architecture="CameraWanModel")
-SCAIL = replace(WAN, architecture="SCAILWanModel", choose_layout=flat_layout, tiles=None)
-SCAIL2 = replace(SCAIL, architecture="SCAIL2WanModel")
+# control blocks have a stream of their own for each control video; the main stream reaches them as the model was given it
+_CONTROL = Blocks("vace_blocks", "c", (_SELF,), {"x": by_token(1), "freqs": by_token(1)}, own_stream=True)
+VACE = replace(
+    _UNMODULATED,
+    architecture="VaceWanModel",
+    title="Wan VACE",
+    covers="one and several control videos, reference pictures",
+    blocks=(*_UNMODULATED.blocks, _CONTROL),
+)
+CAMERA = replace(_UNMODULATED, architecture="CameraWanModel", title="Wan Fun Camera", covers="camera paths, first frame")
+SCAIL = replace(WAN, architecture="SCAILWanModel", title="SCAIL", covers="poses, reference pictures", choose_layout=flat_layout, tiles=None)
+SCAIL2 = replace(SCAIL, architecture="SCAIL2WanModel", title="SCAIL-2", covers="poses, masks, reference pictures")
 HUMO = replace(
     _FRAMED,
     architecture="HumoWanModel",
+    title="HuMo",
+    covers="sound, reference pictures",
     blocks=(Blocks("blocks", "x", (_SELF,), {"e": by_frame(1), "freqs": by_token(1), "audio": _sound}),),
 )
-ANIMATE = replace(_FRAMED, architecture="AnimateWanModel")
+ANIMATE = replace(_FRAMED, architecture="AnimateWanModel", title="Wan Animate", covers="pose and face videos")
 S2V = replace(
     _FRAMED,
     architecture="WanModel_S2V",
+    title="Wan S2V",
+    covers="sound, reference picture, control video, motion",
     # the audio injector works on the first seq_len tokens, frame by frame
-    sites=(HookPoint("audio_injector", {"seq_len": _video_tokens}), HookPoint("head", {"e": by_frame(1)}, gather=True)),
+    hook_points=(HookPoint("audio_injector", {"seq_len": _video_tokens}), HookPoint("head", {"e": by_frame(1)}, gather=True)),
     choose_layout=_video_first,
     tiles=_video_first,
 )

@@ -191,11 +191,11 @@ class SPTestSabotage:
         from sp_core.plans.plan import HookPoint, flat_layout
         from sp_core.plans.shard_rules import by_token
 
-        def by_rank(value, run):
-            return value + 1e-3 * run.rank
+        def by_rank(value, state):
+            return value + 1e-3 * state.rank
 
         def alone(self, function, *args, **kwargs):
-            self.run.attended += 1
+            self.state.attended += 1
             return function(*args, **{**kwargs, "transformer_options": self.options})
 
         exchanged = vars(override).setdefault("_exchanged_call", override.ExchangedAttention.__call__)
@@ -208,10 +208,10 @@ class SPTestSabotage:
         plans = {
             # what a split of the tokens does that leaves per-frame modulation as it is
             "frames forgotten": replace(
-                with_blocks(WAN, cuts={"freqs": by_token(1)}), choose_layout=flat_layout, sites=(HookPoint("head", gather=True),)
+                with_blocks(WAN, shard={"freqs": by_token(1)}), choose_layout=flat_layout, hook_points=(HookPoint("head", gather=True),)
             ),
             "video to audio forgotten": with_blocks(LTXAV, attentions=audio_video.attentions[:1]),
-            "ranks differ": with_blocks(LTXAV, cuts={**audio_video.cuts, "a_timestep": by_rank}),
+            "ranks differ": with_blocks(LTXAV, shard={**audio_video.shard, "a_timestep": by_rank}),
         }
         PLANS.update({plan.architecture: plan for plan in (WAN, LTXAV, *([plans[how]] if how in plans else []))})
         return (model,)
