@@ -127,7 +127,7 @@ def test_other_rates_are_another_choice() -> None:
 def test_what_may_not_idle_or_ring_does_not() -> None:
     assert decider(SLOW).choice(loaded(), call()).degrees.ranks == 1
     assert decider(SLOW, torch.device("cpu")).choice(loaded(), call()).degrees.ranks == 4, "CPU workers all work"
-    joint = SequencePlan("AudioVideoDiT", REFERENCE.blocks, (), after_run="forget")
+    joint = SequencePlan("AudioVideoDiT", "a plan of this test", REFERENCE.blocks, (), after_run="forget")
     assert decider(SLOW).choice(loaded(joint), call()).degrees.ranks == 4, "a model that keeps something is always split alike"
     assert decider().choice(loaded(joint), call(conditionings=2)).degrees.dp == 1
     few_heads = loaded(heads=2)
@@ -150,5 +150,7 @@ def test_another_model_under_the_same_key_has_its_own_shape() -> None:
 
 def test_joint_attention_has_no_ring() -> None:
     blocks = REFERENCE.blocks[0]
-    joint = SequencePlan("AudioVideoDiT", (type(blocks)(blocks.path, blocks.stream, (Attention("video_self", "joint"),)),), ())
+    joint = SequencePlan(
+        "AudioVideoDiT", "a plan of this test", (type(blocks)(blocks.path, blocks.stream, (Attention("video_self", "joint"),)),), ()
+    )
     assert Decider.may_ring(loaded()) and not Decider.may_ring(loaded(joint))
