@@ -8,6 +8,7 @@ measured first: what it copies, a worker copies too, because a worker is a Comfy
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -107,15 +108,15 @@ def measure(server: ComfyServer, workers: int) -> Result:
 
 def worker_pids(parent: int) -> list[int]:
     """Processes that ``parent`` started with the pool's bootstrap file."""
+    # ComfyUI brings it
+    import psutil
+
     found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (path / "stat").read_text().rsplit(")", 1)[1].split()
-            command = (path / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it ended meanwhile
-        if int(fields[1]) == parent and any(word.endswith(b"bootstrap.py") for word in command):
-            found.append(int(path.name))
+    for child in psutil.Process(parent).children():
+        # one that ended meanwhile is no worker of now
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any(word.endswith("bootstrap.py") for word in child.cmdline()):
+                found.append(child.pid)
     if not found:
         raise RuntimeError("no worker of the host was found")
     return sorted(found)

@@ -71,17 +71,17 @@ def per_step(workers: int, samples: int = SAMPLES) -> Row:
     """The whole call against the time that rank 0 spent in the model: what is left is packing, copying, waking and waiting."""
     inputs = Inputs.seeded(_DATA_CONFIG, 0, **_DATA_LATENT)
     arguments = step_arguments(inputs, inputs.video, inputs.audio, 0.5)
-    inside, whole = [], []
+    in_model_ms, call_ms = [], []
     with open_pool(_DATA_CONFIG, 0, parse_devices(f"cpu:{workers}", "cpu", 0)) as pool:
         for number in range(_WARM_UP + samples):
             started = time.perf_counter()
             reply = forward(pool, arguments)
             if number >= _WARM_UP:
-                whole.append((time.perf_counter() - started) * 1e3)
-                inside.append(reply["seconds"] * 1e3)
-    extra = median(all_of - model for all_of, model in zip(whole, inside, strict=True))
+                call_ms.append((time.perf_counter() - started) * 1e3)
+                in_model_ms.append(reply["seconds"] * 1e3)
+    extra = median(call - in_model for call, in_model in zip(call_ms, in_model_ms, strict=True))
     megabytes = inputs.video.numel() * inputs.video.element_size() / 1e6
-    return Row(f"a step on a {megabytes:.1f} MB latent: in rank 0's model, whole call", median(inside), median(whole), extra, 25)
+    return Row(f"a step on a {megabytes:.1f} MB latent: in rank 0's model, whole call", median(in_model_ms), median(call_ms), extra, 25)
 
 
 def first_step(server: ComfyServer, workers: int, samples: int = SAMPLES) -> Row:

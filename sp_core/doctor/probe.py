@@ -14,14 +14,12 @@ from ..comm import Transport
 from ..comm.choice import make_transport
 from ..comm.small_collectives import all_gather_ints
 from ..errors import SPError
-from ..parallel.measure import measure_rates
+from ..parallel.measure import ACCELERATOR_SHAPE, CPU_SHAPE, measure_rates
 from ..pool.shared_state import Phase
 from ..pool.worker import WorkerContext
 
-#: (tokens of a rank, heads, head_dim) of what is sent between two devices
-ACCELERATOR_SHAPE = (4096, 32, 128)
-CPU_SHAPE = (512, 16, 64)
-ROUNDS = 6
+#: exchanges of two devices, of which the first are not counted
+_ROUNDS, _WARM_UP = 6, 2
 
 
 class ProbeService:
@@ -53,7 +51,7 @@ class ProbeService:
         return make_transport(group, context.device, directory=context.directory, should_abort=context.should_abort)
 
     def _links(self) -> list[list[float]]:
-        """Bytes a second that each of two ranks sends to the other, both at once, while all other ranks are idle."""
+        """Bytes/s that each of two ranks sends to the other, both at once, while all other ranks are idle. Collective."""
         size = self.context.world_size
         rates = [[0.0] * size for _ in range(size)]
         for pair in combinations(range(size), 2):
@@ -72,11 +70,12 @@ class ProbeService:
         return rates
 
     def _rate(self, transport: Transport) -> float:
+        """Bytes/s that this rank sends to the other of the two. Collective over them."""
         device = self.context.device
         t, H, D = CPU_SHAPE if device.type == "cpu" else ACCELERATOR_SHAPE
         shard = torch.randn(1, t, H, D, device=device)
         times = []
-        for _ in range(ROUNDS):
+        for _ in range(_ROUNDS):
             started = perf_counter()
             transport.scatter_heads([shard], [t, t])
             transport.check()
@@ -84,4 +83,4 @@ class ProbeService:
                 torch.accelerator.synchronize(device)
             times.append(perf_counter() - started)
         # half of the heads go to the other rank
-        return shard.numel() * shard.element_size() / 2 / median(times[2:])
+        return shard.numel() * shard.element_size() / 2 / median(times[_WARM_UP:])

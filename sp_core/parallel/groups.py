@@ -1,7 +1,7 @@
 """The groups of ranks that share a forward, and what moves tensors within them, for any parallel degrees.
 
-Groups and transports are made when degrees are first used, and kept: a run that changes
-from one choice to another and back makes nothing new.
+Groups and transports are made when degrees are first used, and kept, so
+changing from one choice to another and back makes nothing new.
 """
 
 from __future__ import annotations

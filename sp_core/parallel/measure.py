@@ -15,7 +15,7 @@ from ..planner.cost import MeasuredRates
 #: rows and columns of the matrices that are multiplied
 _ACCELERATOR_MATRIX, _CPU_MATRIX = 4096, 384
 #: tokens of a rank, heads and head_dim of the tensors that are exchanged
-_ACCELERATOR_SHAPE, _CPU_SHAPE = (4096, 32, 128), (512, 16, 64)
+ACCELERATOR_SHAPE, CPU_SHAPE = (4096, 32, 128), (512, 16, 64)
 #: exchanges of each size, of which the first are not counted; ranks must agree on their number
 _ROUNDS, _WARM_UP = 6, 2
 
@@ -30,7 +30,7 @@ def measure_rates(transport: Transport, device: torch.device, dtype: torch.dtype
     """
     is_cpu = device.type == "cpu"
     flops = _flops(device, dtype, _CPU_MATRIX if is_cpu else _ACCELERATOR_MATRIX, seconds)
-    bandwidth, latency_s = _link(transport, device, dtype, _CPU_SHAPE if is_cpu else _ACCELERATOR_SHAPE)
+    bandwidth, latency_s = _link(transport, device, dtype, CPU_SHAPE if is_cpu else ACCELERATOR_SHAPE)
     ranks = all_gather_ints(None, [int(flops / 1e6), int(bandwidth / 1e3), int(latency_s * 1e9)])
     mega_flops, kilobytes, nanoseconds = zip(*ranks, strict=True)
     return MeasuredRates(device.type, min(mega_flops) * 1e6, min(kilobytes) * 1e3, max(nanoseconds) / 1e9)
