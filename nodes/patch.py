@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from sp_core.host.ui.node_api import KEEP_LOADED, check_layout, patch_model
+from sp_core.host.ui.node_api import KEEP_LOADED, check_layout, patch_model, supported_models
 from sp_core.planner.degrees import LAYOUTS, RequestedDegrees
 
 
@@ -24,8 +24,7 @@ class SPModelPatch(io.ComfyNode):
             inputs=[
                 io.Model.Input(
                     "model",
-                    tooltip="A video diffusion transformer: Wan 2.1 / 2.2 and variants, LTX-Video, LTX-2, HunyuanVideo, LongCat-Video, "
-                    "MiniMax H3, Kandinsky 5.",
+                    tooltip=f"A video diffusion transformer: {', '.join(supported_models())}.",
                 ),
                 io.String.Input(
                     "devices",

@@ -10,6 +10,7 @@ Shape legend: B batch, H heads, Tq queries, Tk keys.
 from __future__ import annotations
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from ..layout import SequenceLayout
@@ -86,12 +87,13 @@ def to_additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def level_rows(q_BTHD: Tensor, mask_BHqk: Tensor) -> tuple[Tensor, Tensor]:
     """Make float masks safe to evaluate in blocks of keys: (q, shift (B, H, Tq, 1)).
 
-    Masks that "forbid" with a huge finite number leave a row without a real key an average
-    over all keys; its log-sum-exp is that number, in which the sum is lost, so blocks could not
-    be weighed. Subtract ``shift`` from the row first: softmax does not see it. Where the
-    number swallows the scores, q is zeroed, as the scores would have been.
+    Some masks "forbid" with a huge finite number. A row that may attend to no key is then the
+    average over all keys, and its log-sum-exp is that number, in which the sum is lost. So blocks
+    of keys could not be weighed against each other. The caller subtracts ``shift`` from the row
+    before, which does not change its softmax. Where the number swallows the scores, q is zeroed,
+    as the scores would have been.
     """
     top = mask_BHqk.amax(dim=-1, keepdim=True).to(torch.promote_types(q_BTHD.dtype, torch.float32))
     shift = torch.where((top < -1e3) & (top > -torch.inf), top, 0)
-    swallowed_BTH1 = (shift <= _SWALLOWS).transpose(1, 2)
+    swallowed_BTH1 = rearrange(shift <= _SWALLOWS, "B H T 1 -> B T H 1")
     return q_BTHD.masked_fill(swallowed_BTH1, 0), shift

@@ -56,7 +56,7 @@ def ring_attention(
     Raises:
         ValueError: the number of tokens is not what ``token_counts`` says; the mask does not fit.
     """
-    B, t, H, _ = q_BtHD.shape
+    t = q_BtHD.size(1)
     if len(token_counts) != ring.world_size:
         raise ValueError(f"{len(token_counts)} token counts were given for a ring of {ring.world_size} ranks")
     if not t == k_BtHD.size(1) == v_BtHD.size(1) == token_counts[ring.rank]:
@@ -64,24 +64,32 @@ def ring_attention(
             f"rank {ring.rank} of a ring of {ring.world_size} owns {token_counts[ring.rank]} tokens, "
             f"but q, k and v have {t}, {k_BtHD.size(1)} and {v_BtHD.size(1)}"
         )
-    starts, shift_BHq1 = [0, *accumulate(token_counts)], None
+    starts, shift_BHt1 = [0, *accumulate(token_counts)], None
     if mask is not None:
-        mask = as_BHqk(mask)
-        check_mask(mask, (B, H, starts[-1], starts[-1]))
-        mask = narrow_mask(mask, 2, starts[ring.rank], t)
-        if mask.dtype != torch.bool and ring.world_size > 1:
-            q_BtHD, shift_BHq1 = level_rows(q_BtHD, mask)
+        q_BtHD, mask, shift_BHt1 = _own_queries(q_BtHD, mask, ring, starts)
 
     parts: list[tuple[Tensor, Tensor]] = []
     for source, (k, v) in _travelling_blocks(k_BtHD, v_BtHD, ring, token_counts):
         block_mask = None if mask is None else narrow_mask(mask, 3, starts[source], token_counts[source])
-        if block_mask is not None and shift_BHq1 is not None:
-            block_mask = block_mask - shift_BHq1
+        if block_mask is not None and shift_BHt1 is not None:
+            block_mask = block_mask - shift_BHt1
         parts.append(attend(q_BtHD, k, v, block_mask, scale))
         if len(parts) == 2:  # at once, so that the memory does not grow with the ring
             parts = [merge(parts)]
     [(out, lse)] = parts
-    return out.to(q_BtHD.dtype), lse if shift_BHq1 is None else lse + shift_BHq1.squeeze(-1)
+    return out.to(q_BtHD.dtype), lse if shift_BHt1 is None else lse + shift_BHt1.squeeze(-1)
+
+
+def _own_queries(q_BtHD: Tensor, mask: Tensor, ring: Ring, starts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """q, the mask's rows of this rank's queries, and what to subtract from each row (:func:`level_rows`), if anything."""
+    B, t, H, _ = q_BtHD.shape
+    mask = as_BHqk(mask)
+    check_mask(mask, (B, H, starts[-1], starts[-1]))
+    mask = narrow_mask(mask, 2, starts[ring.rank], t)
+    if mask.dtype == torch.bool or ring.world_size == 1:
+        return q_BtHD, mask, None
+    q_BtHD, shift_BHt1 = level_rows(q_BtHD, mask)
+    return q_BtHD, mask, shift_BHt1
 
 
 def parallel_attention(

@@ -66,7 +66,7 @@ class SequenceGroup:
         mask: Tensor | None = None,
         scale: float | None = None,
     ) -> Tensor:
-        """Self-attention of the whole sequence: (B, t, H, D) in, (B, t, H, Dv) out.
+        """Self-attention over the tokens of all ranks: (B, t, H, D) in, (B, t, H, Dv) out.
 
         Args:
             token_counts: tokens of each rank of the group.

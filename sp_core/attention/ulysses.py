@@ -34,7 +34,7 @@ def ulysses_attention(
 ) -> Tensor:
     """Attention over all ranks' tokens: (B, t, H, D) in, (B, t, H, Dv) out.
 
-    Tensors of one shape and dtype travel in one exchange: q, k and v of a self-attention cost
+    Tensors of one shape and dtype go in one exchange: q, k and v of a self-attention cost
     one collective in and one out.
 
     Args:

@@ -23,7 +23,7 @@ from .tiles import Tile, tile_indices, tile_of
 class SequenceLayout(ABC):
     """Who owns which tokens. Immutable and comparable: two equal layouts shard alike."""
 
-    #: length of the whole sequence
+    #: tokens of all ranks together
     tokens: int
     world_size: int
     #: tokens of each rank, the ``token_counts`` of every transport call; may hold zeros

@@ -1,1 +1,1 @@
-"""Models that the host lacks, built from the host's parts. Only the modules that need the host import it."""
+"""Models that ComfyUI lacks, built from ComfyUI's parts. Only the modules that need ComfyUI import it."""

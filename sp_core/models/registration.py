@@ -1,8 +1,7 @@
-"""Makes the host know the models of this folder: detection, configuration, LoRA files.
+"""Makes ComfyUI know the models of this folder: detection, configuration, LoRA files.
 
-What is added only speaks where the host has nothing to say: the host's own detection is
-asked first, so other models are detected as before and a host that learns LongCat-Video
-itself wins.
+ComfyUI's own detection is asked first, and this extension's only where ComfyUI finds nothing. So
+other models are detected as before, and a ComfyUI that learns LongCat-Video itself uses its own.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _MARK = "_sp_registered"
 
 
 def register_models() -> bool:
-    """Register with the host of this process. Harmless when repeated; never raises.
+    """Register with the ComfyUI of this process. Harmless when repeated; never raises.
 
     Returns:
         whether the models can be loaded.

@@ -18,7 +18,7 @@ from .plan import Attention, Blocks, HookPoint, MaskRule, NoPlan, Replicated, Se
 from .validation import validate
 
 PLANS: dict[str, SequencePlan] = {
-    plan.architecture: plan for plan in (WAN, *WAN_FAMILY, HUNYUAN_VIDEO, MINIMAX_H3, LTXV, LTXAV, LONGCAT_VIDEO, KANDINSKY5)
+    plan.architecture: plan for plan in (WAN, *WAN_FAMILY, LTXV, LTXAV, HUNYUAN_VIDEO, LONGCAT_VIDEO, KANDINSKY5, MINIMAX_H3)
 }
 
 

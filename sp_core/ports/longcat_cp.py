@@ -1,10 +1,10 @@
-"""2-D context parallelism on tensors: cut tiles, gather them, both with gradients.
+"""2-D context parallelism on tensors: split into tiles, gather them, both with gradients.
 
-The mesh is an argument everywhere (:func:`sp_core.ports.longcat_cp.init_context_parallel`), so several
-live side by side. Here H and W must divide, as in the reference; for any size use
-:class:`sp_core.layout.TileLayout`. Rank r of the sequence axis owns tile
-(r div split_w, r mod split_w). The gradient convention is the reference's, for a loss that
-is averaged over all ranks: divide by the degree in split's backward, multiply in gather's.
+Every function takes the mesh that :func:`init_context_parallel` returned, so several meshes can be
+in use. H and W must divide, as in the reference; :class:`sp_core.layout.TileLayout` takes any size.
+Rank r of the mesh's sequence axis owns tile (r div split_w, r mod split_w). Gradients follow
+the reference's convention for a loss that is averaged over all ranks: split's backward
+divides by the degree, gather's backward multiplies by it.
 
 Source: LongCat-Video, context-parallel package.
 """
@@ -28,7 +28,7 @@ def split_tensor_in_cp_2d(tensor: Tensor, dims_hw: tuple[int, int], split_hw: tu
     No communication.
 
     Raises:
-        ValueError: ``split_hw`` does not multiply to the degree of the mesh; an axis does not
+        ValueError: ``split_hw`` does not multiply to the degree of the mesh; a dim does not
             divide by its split; both dims are the same.
 
     Source: LongCat-Video.
@@ -42,7 +42,7 @@ def split_cp_2d(tensor: Tensor, dims_hw: tuple[int, int], split_hw: tuple[int, i
     """:func:`split_tensor_in_cp_2d` with a gradient, contiguous.
 
     Backward: the gradient divided by the degree, all-gathered and put back in place: every
-    rank gets the gradient of the whole tensor.
+    rank gets the gradient of the full tensor.
 
     Raises:
         ValueError: as :func:`split_tensor_in_cp_2d`.
@@ -55,12 +55,12 @@ def split_cp_2d(tensor: Tensor, dims_hw: tuple[int, int], split_hw: tuple[int, i
 def gather_cp_2d(tensor_BtC: Tensor, shape_thw: tuple[int, int, int], split_hw: tuple[int, int], mesh: Mesh) -> Tensor:
     """All tiles as one raster: (B, T * h * w, C) to (B, T * H * W, C), with a gradient.
 
-    ``shape_thw`` is the whole grid (T, H, W). Backward: the gradient multiplied by the degree,
+    ``shape_thw`` is the full grid (T, H, W). Backward: the gradient multiplied by the degree,
     this rank's tile of it; no communication.
 
     Raises:
         ValueError: ``split_hw`` does not multiply to the degree of the mesh; H or W does not
-            divide; axis 1 is not T * h * w.
+            divide; dim 1 is not T * h * w.
 
     Source: LongCat-Video (which never checks W).
     """
@@ -69,7 +69,7 @@ def gather_cp_2d(tensor_BtC: Tensor, shape_thw: tuple[int, int, int], split_hw: 
     due = frames * height * width // mesh.cp.size
     if tensor_BtC.dim() != 3 or tensor_BtC.size(1) != due:
         raise ValueError(
-            f"axis 1 should hold {due} tokens (grid {frames} x {height} x {width} over {mesh.cp.size} ranks), "
+            f"dim 1 should hold {due} tokens (grid {frames} x {height} x {width} over {mesh.cp.size} ranks), "
             f"the shape is {tuple(tensor_BtC.shape)}"
         )
     return _Gather.apply(tensor_BtC, TileLayout(shape_thw, split_hw), mesh)
@@ -103,10 +103,10 @@ class _Split(torch.autograd.Function):
         mine = (grads[0] / mesh.cp.size).contiguous()
         tiles = [torch.empty_like(mine) for _ in range(mesh.cp.size)]
         dist.all_gather(tiles, mine, group=mesh.cp.group)
-        whole = mine.new_empty(shape)
+        full = mine.new_empty(shape)
         for rank, tile in enumerate(tiles):
-            _tile(whole, dims_hw, split_hw, rank).copy_(tile)
-        return whole, None, None, None
+            _tile(full, dims_hw, split_hw, rank).copy_(tile)
+        return full, None, None, None
 
 
 class _Gather(torch.autograd.Function):

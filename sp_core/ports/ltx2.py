@@ -1,8 +1,8 @@
 """The exchange as functions on a process group, under the names that LTX-2 gave them.
 
 Shape legend: B batch, T all tokens, t this rank's tokens, H all heads, h this rank's heads,
-D head_dim, C channels. Any element type; every function is pure data movement. Inside the
-extension the same work goes through a :class:`Transport`, which counts it.
+D head_dim, C channels. Any element type; the functions only move data. Inside the
+extension the same exchanges go through a :class:`Transport`, which counts them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def send_recv_heads(*tensors_BtHD: Tensor, token_counts: Sequence[int], group: d
     for tensor in tensors_BtHD:
         if tensor.dim() != 4 or tensor.shape != first.shape or tensor.dtype != first.dtype:
             raise ValueError(
-                f"tensors that travel together are (B, t, H, D) of one shape and dtype, got {tuple(first.shape)} {first.dtype} "
+                f"tensors that are exchanged together are (B, t, H, D) of one shape and dtype, got {tuple(first.shape)} {first.dtype} "
                 f"and {tuple(tensor.shape)} {tensor.dtype}"
             )
     _check_tokens(first.size(1), token_counts[transport.rank : transport.rank + 1], token_counts, transport)
@@ -51,7 +51,7 @@ def gather_heads(tensor_BThD: Tensor, *, num_heads: int, token_counts: Sequence[
     heads = shard_sizes(num_heads, transport.world_size)[transport.rank]
     if tensor_BThD.size(2) != heads:
         raise ValueError(
-            f"rank {transport.rank} of {transport.world_size} owns {heads} of {num_heads} heads, but axis 2 has {tensor_BThD.size(2)}"
+            f"rank {transport.rank} of {transport.world_size} owns {heads} of {num_heads} heads, but dim 2 has {tensor_BThD.size(2)}"
         )
     return transport.gather_heads(tensor_BThD, num_heads, token_counts)
 
@@ -65,8 +65,8 @@ def gather_output_tokens(
 ) -> Tensor:
     """All ranks' output tokens on every rank: (B, t, C) becomes (B, T, C).
 
-    Pads to the longest shard, all-gathers, trims by the real counts; then cuts the sequence to
-    ``original_tokens``, which drops what :func:`pad_modality_for_uniform_sharding` added.
+    Pads to the longest shard, all-gathers, trims by the real counts. Then only the first
+    ``original_tokens`` are kept, which drops what :func:`pad_modality_for_uniform_sharding` added.
 
     Raises:
         ValueError: ``token_counts`` does not fit; more ``original_tokens`` than there are.
@@ -86,6 +86,5 @@ def _check_tokens(have: int, due: Sequence[int], token_counts: Sequence[int], tr
         raise ValueError(f"{len(token_counts)} token counts were given for {transport.world_size} ranks")
     if have != sum(due):
         raise ValueError(
-            f"axis 1 has {have} tokens, but rank {transport.rank} of {transport.world_size} was to bring {sum(due)} "
-            f"of {tuple(token_counts)}"
+            f"dim 1 has {have} tokens, but rank {transport.rank} of {transport.world_size} was to bring {sum(due)} of {tuple(token_counts)}"
         )

@@ -1,8 +1,10 @@
-"""One modality's tokens, padded and cut for equal shards: the LTX-2 way, kept for its names.
+"""One modality's tokens, padded and split into equal shards as LTX-2 does it.
 
-The extension itself cuts uneven shards and needs neither padding nor mask; these functions
-are for callers that do want equal shards, with the semantics of LTX-2's sequence
-parallelism. All pure. Shape legend: B batch, T tokens, C channels, A position axes.
+The extension itself splits into uneven shards and needs neither padding nor mask. These functions
+are for callers that want equal shards, with the semantics of LTX-2's sequence parallelism.
+They communicate nothing and change none of their arguments.
+
+Shape legend: B batch, T tokens, C channels, A coordinates of a position.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ class Modality:
 
     def __post_init__(self) -> None:
         per_token = {"timesteps": (self.timesteps, 1), "positions": (self.positions, 2), "keyframe_marker": (self.keyframe_marker, 1)}
-        for name, (tensor, axis) in per_token.items():
-            if tensor is not None and (tensor.dim() <= axis or tensor.size(axis) != self.tokens):
-                raise ValueError(f"{name} needs {self.tokens} tokens on axis {axis}, its shape is {tuple(tensor.shape)}")
+        for name, (tensor, dim) in per_token.items():
+            if tensor is not None and (tensor.dim() <= dim or tensor.size(dim) != self.tokens):
+                raise ValueError(f"{name} needs {self.tokens} tokens on dim {dim}, its shape is {tuple(tensor.shape)}")
 
 
 def compute_sequence_partition(total_tokens: int, world_size: int) -> tuple[int, ...]:
@@ -87,9 +89,9 @@ def pad_modality_for_uniform_sharding(modality: Modality, world_size: int) -> Mo
 
 
 def tile_modality_for_rank(modality: Modality, rank: int, world_size: int) -> Modality:
-    """The rank's contiguous equal slice of everything that has a token axis; the mask stays whole.
+    """The rank's contiguous equal slice of everything that has a token dim; the mask stays that of all tokens.
 
-    After the head exchange a rank's queries are all tokens, so the mask must be global.
+    After the head exchange a rank's queries are all tokens, so the mask has to be for all tokens.
     Slices own their storage.
 
     Raises:
@@ -102,23 +104,23 @@ def tile_modality_for_rank(modality: Modality, rank: int, world_size: int) -> Mo
         raise ValueError(f"rank {rank} is outside a world of {world_size}")
     start, count = sum(counts[:rank]), counts[rank]
 
-    def cut(tensor: Tensor, axis: int) -> Tensor:
-        return tensor.narrow(axis, start, count).clone(memory_format=torch.contiguous_format)
+    def shard(tensor: Tensor, dim: int) -> Tensor:
+        return tensor.narrow(dim, start, count).clone(memory_format=torch.contiguous_format)
 
-    # one step: a half-cut modality would not pass its own check
+    # in one step, because a modality that is sharded by half would not pass its own check
     return replace(
         modality,
-        latent=cut(modality.latent, 1),
-        timesteps=cut(modality.timesteps, 1),
-        positions=cut(modality.positions, 2),
-        keyframe_marker=None if modality.keyframe_marker is None else cut(modality.keyframe_marker, 1),
+        latent=shard(modality.latent, 1),
+        timesteps=shard(modality.timesteps, 1),
+        positions=shard(modality.positions, 2),
+        keyframe_marker=None if modality.keyframe_marker is None else shard(modality.keyframe_marker, 1),
     )
 
 
-def _zero_tail(tensor: Tensor, axis: int, pad: int) -> Tensor:
+def _zero_tail(tensor: Tensor, dim: int, pad: int) -> Tensor:
     shape = list(tensor.shape)
-    shape[axis] = pad
-    return torch.cat([tensor, tensor.new_zeros(shape)], dim=axis)
+    shape[dim] = pad
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim=dim)
 
 
 def _grown_mask(modality: Modality, pad: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""A small audio-video diffusion transformer in plain torch: the whole chain without ComfyUI."""
+"""A small audio-video diffusion transformer in plain torch: everything that a forward passes, without ComfyUI."""
 
 from .model import AudioVideoDiT, ReferenceConfig
 from .plan import REFERENCE

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,8 +22,8 @@ Options = Mapping[str, Any]
 
 def attention(q_BTC: Tensor, k_BSC: Tensor, v_BSC: Tensor, heads: int, mask: Tensor | None = None, **_: Any) -> Tensor:
     """softmax(q k^T) v, (B, T, H * D); a bool ``mask`` (B, H, T, S) is true where a query may look."""
-    q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q_BTC, k_BSC, v_BSC))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+    q, k, v = (rearrange(x, "B T (H D) -> B H T D", H=heads) for x in (q_BTC, k_BSC, v_BSC))
+    return rearrange(F.scaled_dot_product_attention(q, k, v, attn_mask=mask), "B H T D -> B T (H D)")
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, options: Options | None) -> Tensor:
@@ -69,7 +70,7 @@ class Attention(nn.Module):
         context_BSC = x_BTC if context_BSC is None else context_BSC
         q, k, v = self.norm_q(self.to_q(x_BTC)), self.norm_k(self.to_k(context_BSC)), self.to_v(context_BSC)
         if rope is not None:
-            q, k = (rotate(x.unflatten(2, (self.heads, -1)), rope).flatten(2) for x in (q, k))
+            q, k = (rotate(rearrange(x, "B T (H D) -> B T H D", H=self.heads), rope).flatten(2) for x in (q, k))
         return self.to_out(attend(q, k, v, self.heads, transformer_options))  # type: ignore[no-any-return]
 
 

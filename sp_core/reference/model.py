@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from .layers import Attention, Modulation, Options, TimestepEmbedding, feed_forward, modulated, rope_3d
@@ -51,7 +52,7 @@ class ReferenceConfig:
         return asdict(self)
 
     def grid(self, latent_shape: torch.Size | tuple[int, ...]) -> tuple[int, int, int]:
-        """Tokens along each axis of a latent (B, C, F, H, W).
+        """Frames, rows and columns of tokens of a latent (B, C, F, H, W).
 
         Raises:
             ValueError: the patch does not divide the latent.
@@ -163,15 +164,14 @@ class AudioVideoDiT(nn.Module):
         x, y = self.video_in(self._patchify(video, grid)), self.audio_in(audio)
         for block in self.blocks:
             x, y = block(x, y, text, video_time, audio_time, *ropes, transformer_options=transformer_options)
-        return self._unpatchify(self.video_head(x, video_time), video.shape, grid), self.audio_head(y, audio_time)
+        return self._unpatchify(self.video_head(x, video_time), grid), self.audio_head(y, audio_time)
 
     def _patchify(self, video: Tensor, grid: tuple[int, int, int]) -> Tensor:
         """(B, C, F, H, W) to (B, T, C * patch)."""
         (f, h, w), (pf, ph, pw) = grid, self.config.patch
-        x = video.reshape(video.size(0), video.size(1), f, pf, h, ph, w, pw)
-        return x.permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(1, 3)
+        return rearrange(video, "B C (f pf) (h ph) (w pw) -> B (f h w) (C pf ph pw)", f=f, h=h, w=w, pf=pf, ph=ph, pw=pw)
 
-    def _unpatchify(self, x_BTC: Tensor, shape: torch.Size, grid: tuple[int, int, int]) -> Tensor:
+    def _unpatchify(self, x_BTC: Tensor, grid: tuple[int, int, int]) -> Tensor:
         """(B, T, C * patch) to (B, C, F, H, W)."""
-        x = x_BTC.reshape(shape[0], *grid, shape[1], *self.config.patch)
-        return x.permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(shape)
+        (f, h, w), (pf, ph, pw) = grid, self.config.patch
+        return rearrange(x_BTC, "B (f h w) (C pf ph pw) -> B C (f pf) (h ph) (w pw)", f=f, h=h, w=w, pf=pf, ph=ph, pw=pw)

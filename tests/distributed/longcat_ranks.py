@@ -73,9 +73,10 @@ def every_case(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     """Output, exchanges, bytes sent and layout of each case on this rank; what its cache holds."""
     from sp_core.comm import CollectiveTransport
     from sp_core.host.worker.host_functions import host_functions
-    from sp_core.plans import Engine, plan_for
+    from sp_core.plans import Engine, plan_for, validate
 
     model = load(comfyui).model.diffusion_model
+    validate(plan_for(model), model, "this ComfyUI")
     transport = CollectiveTransport()
     engine = Engine(plan_for(model), transport, host=host_functions())
     seen: dict[str, Any] = {}

@@ -113,13 +113,13 @@ def meshes_and_refusals(rank: int, world_size: int) -> None:
         (lambda: sp_core.split_tensor_in_cp_2d(x.transpose(2, 3), (2, 3), (2, 2), mesh), r"width \(dim 3\) is 3 tokens .* split 2"),
         (lambda: sp_core.split_tensor_in_cp_2d(x, (2, 3), (1, 2), mesh), "1 x 2 tiles is not the context-parallel degree 4"),
         (lambda: sp_core.split_cp_2d(x, (3, 3), (2, 2), mesh), "cannot both be dim 3"),
-        (lambda: sp_core.gather_cp_2d(torch.zeros(1, 7, 1), (2, 4, 4), (2, 2), mesh), "axis 1 should hold 8 tokens"),
+        (lambda: sp_core.gather_cp_2d(torch.zeros(1, 7, 1), (2, 4, 4), (2, 2), mesh), "dim 1 should hold 8 tokens"),
         (lambda: sp_core.gather_cp_2d(torch.zeros(1, 6, 1), (2, 4, 3), (2, 2), mesh), r"width \(dim 2\) is 3 tokens"),
         (lambda: sp_core.cp_broadcast(x, mesh, 4), "cp_index 4 is outside"),
         (lambda: sp_core.send_recv_heads(torch.zeros(1, 3, 8, 1), token_counts=[2] * 4), "was to bring 2"),
         (lambda: sp_core.send_recv_heads(torch.zeros(1, 2, 8, 1), token_counts=[2] * 3), "3 token counts .* 4 ranks"),
         (lambda: sp_core.send_recv_heads(torch.zeros(1, 2, 8, 1), torch.zeros(1, 2, 7, 1), token_counts=[2] * 4), "one shape and dtype"),
-        (lambda: sp_core.gather_heads(torch.zeros(1, 8, 3, 1), num_heads=8, token_counts=[2] * 4), "owns 2 of 8 heads, but axis 2 has 3"),
+        (lambda: sp_core.gather_heads(torch.zeros(1, 8, 3, 1), num_heads=8, token_counts=[2] * 4), "owns 2 of 8 heads, but dim 2 has 3"),
         (lambda: sp_core.gather_output_tokens(torch.zeros(1, 2, 1), [2] * 4, 9), "cannot unpad 8 gathered tokens to 9"),
     ):
         with pytest.raises(ValueError, match=text):

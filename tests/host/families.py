@@ -395,7 +395,7 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
     from sp_core.comm import CollectiveTransport
     from sp_core.host.worker.host_functions import host_functions
     from sp_core.host.worker.verify import digest
-    from sp_core.plans import Engine, plan_for
+    from sp_core.plans import Engine, plan_for, validate
     from sp_core.plans.shape import model_shape
 
     groups = {size: dist.new_group(list(range(size))) for size in range(2, world_size + 1)}
@@ -416,6 +416,7 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
     def compared(family: str, name: str, size: int, layout: str) -> dict[str, Any]:
         if family not in models:
             models[family] = FAMILIES[family].build()
+            validate(plan_for(models[family]), models[family], "this ComfyUI")
         model, make = models[family], FAMILIES[family].forwards[name]
         stock = _forward(model, make())
         transport = CollectiveTransport(groups[size])

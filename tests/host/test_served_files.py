@@ -60,9 +60,9 @@ def test_texts_are_those_of_the_nodes(server: ComfyServer) -> None:
     for name, info in ours.items():
         inputs: dict[str, Any] = {**info["input"].get("required", {}), **info["input"].get("optional", {})}
         english = translations["en"]["nodeDefs"][name]
-        assert english["description"] == info["description"], "run tools/make_locales.py"
+        assert english["description"] == info["description"], "run tools/make_texts.py"
         tooltips = {key: value[1]["tooltip"] for key, value in inputs.items()}
-        assert {key: text["tooltip"] for key, text in english["inputs"].items()} == tooltips, "run tools/make_locales.py"
+        assert {key: text["tooltip"] for key, text in english["inputs"].items()} == tooltips, "run tools/make_texts.py"
     assert translations["zh"]["nodeDefs"]["SPModelPatch"]["display_name"] == "SP 模型补丁"
 
 

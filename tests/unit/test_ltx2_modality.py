@@ -116,5 +116,5 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"mask for 7 tokens .* not \(2, 7, 6\)"):
         pad_modality_for_uniform_sharding(make(7, mask=torch.ones(B, 7, 6)), 4)
     # a broadcast timestep would come out empty on every rank but the first
-    with pytest.raises(ValueError, match=r"timesteps needs 8 tokens on axis 1, its shape is \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"timesteps needs 8 tokens on dim 1, its shape is \(2, 1\)"):
         Modality(torch.zeros(B, 8, C), torch.zeros(B, 1), torch.zeros(B, 3, 8, 2))

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import SPError
 from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees, check_requested
+from ...plans import titles
 from ...pool.devices import WorkerDevice, accelerators, maker, parse_devices, platform_problem
 from .recipe import trace
 
@@ -33,6 +34,11 @@ def sampler_choices() -> tuple[list[str], list[str]]:
     import comfy.samplers
 
     return list(comfy.samplers.KSampler.SAMPLERS), list(comfy.samplers.KSampler.SCHEDULERS)
+
+
+def supported_models() -> list[str]:
+    """The models that can run on several devices, by the names that people know them by."""
+    return titles()
 
 
 KEEP_LOADED = ("auto", "always", "never")

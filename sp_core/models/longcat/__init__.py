@@ -1,1 +1,1 @@
-"""LongCat-Video, built from the host's parts."""
+"""LongCat-Video, built from ComfyUI's parts."""

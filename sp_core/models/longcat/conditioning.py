@@ -1,6 +1,6 @@
 """Conditioning frames: clean first frames that attend to themselves alone, and their cached keys and values.
 
-Needs the host: attention goes through its ``optimized_attention``, so that overrides work.
+Needs ComfyUI: attention goes through its ``optimized_attention``, so that overrides work.
 
 Shape legend: B batch, T tokens, H heads, D head_dim, n conditioning frames.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from ...errors import SPError
 from ...plans.frame_conditioning import FrameConditioning
 
-#: transformer option that turns the cache on; its value says where it lies: "gpu" (with the computation) or "cpu"
+#: transformer option that turns the cache on; its value says where the cache lies: "gpu" (where the model computes) or "cpu"
 KV_CACHE = "longcat_kv_cache"
 #: least recently used conditioning frames beyond these are let go (context windows, several images in one batch)
 KEPT = 8
@@ -26,12 +26,12 @@ KEPT = 8
 
 @dataclass(eq=False)
 class CacheEntry:
-    """Keys and values of one batch item's conditioning frames, for each block: as attention saw them."""
+    """Keys and values of one batch item's conditioning frames, for each block, as attention saw them."""
 
     latent_CnHW: Tensor
     variant: Any
-    #: block -> k, v (1, T_n, h * D): after RoPE and, under sequence parallelism, after the exchange,
-    #: so a rank keeps its own heads of all tokens and nothing of it is sent again
+    #: block -> k, v (1, T_n, h * D) after RoPE. Under sequence parallelism they are also after the exchange,
+    #: so a rank keeps its own heads of all tokens and sends nothing of them again
     blocks: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def matches(self, latent_CnHW: Tensor, variant: Any) -> bool:
@@ -108,26 +108,21 @@ class KVCache:
 class Conditioning(FrameConditioning):
     """Which tokens of one pass are conditioning frames. It stands where attention has its mask.
 
-    The first ``frames`` of ``total`` frames, so a prefix of the tokens, also of a rank's
-    own. None are in the pass when their keys and values come from a filled cache.
+    They are the first ``frames`` of ``total`` frames, so they are a prefix of the tokens, also of a
+    rank's own. A pass holds none of them when their keys and values come from a filled cache.
     """
 
     frames: int
     total: int
     device: torch.device
     cache: CachedPass | None = None
-    #: how many of this process's own tokens are conditioning, where it has a part of them
+    #: how many of this rank's own tokens are conditioning, where it has a part of the sequence
     own: int | None = None
-    #: conditioning and other tokens in the order that attention sees, where that is not raster
+    #: places of conditioning and other tokens in the order that attention sees, where that is not raster order
     rows: tuple[Tensor, Tensor] | None = None
 
     def for_rank(self, own_t: Tensor, order_T: Tensor | None, tokens: int) -> Conditioning:
-        """For a rank with the tokens ``own_t`` whose attention sees all in ``order_T``.
-
-        Args:
-            own_t, order_T: raster ids, int64; no order means raster.
-            tokens: all of them.
-        """
+        """See :class:`FrameConditioning`."""
         first = self.prefix(tokens)
         clean = replace(self, own=int((own_t < first).sum()))
         if order_T is None or not self.frames:
@@ -140,11 +135,11 @@ class Conditioning(FrameConditioning):
         return tokens * self.frames // self.total
 
     def own_prefix(self, tokens: int) -> int:
-        """How many of this process's ``tokens`` tokens are."""
+        """How many of this process's own ``tokens`` tokens are conditioning."""
         return self.prefix(tokens) if self.own is None else self.own
 
     def split(self, tokens: int) -> tuple[slice | Tensor, slice | Tensor]:
-        """Conditioning and other tokens, for attention that sees all."""
+        """Places of conditioning and of other tokens, for attention that sees all ``tokens``."""
         first = self.prefix(tokens)
         return self.rows or (slice(0, first), slice(first, tokens))
 
@@ -168,7 +163,7 @@ def conditioned_attention(
 ) -> Tensor:
     """Self-attention where conditioning tokens attend to conditioning tokens and all others to everything.
 
-    On whole tokens, (B, T, heads * D) each, so one exchange of q, k and v serves both parts.
+    q, k and v hold all tokens, (B, T, heads * D) each, so one exchange of them serves both parts.
 
     Source: LongCat-Video, image-to-video and continuation.
     """

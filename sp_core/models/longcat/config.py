@@ -1,4 +1,4 @@
-"""LongCat-Video as the host sees a model: configuration, sampling, conditioning frames. Needs the host."""
+"""LongCat-Video as ComfyUI sees a model: configuration, sampling, conditioning frames. Needs ComfyUI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LongCatVideo(comfy.model_base.WAN22):
     """Conditioning frames as Wan 2.2 5B has them: a noise mask of zeros over clean latents, a timestep a frame."""
 
     def __init__(self, model_config: Any, model_type: Any = comfy.model_base.ModelType.FLOW, device: Any = None) -> None:
-        # past Wan's constructors, which make Wan's transformer
+        # skips the constructors of Wan's classes, which make Wan's transformer
         super(comfy.model_base.WAN21, self).__init__(model_config, model_type, device=device, unet_model=LongCatVideoModel)
         self.image_to_video = False
 

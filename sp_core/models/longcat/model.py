@@ -1,13 +1,14 @@
 """LongCat-Video's diffusion transformer, from the host's parts.
 
-Needs the host. Module names are those of the official checkpoints; see
-:mod:`.longcat_keys` for the other layout. Modulation, gates, the norms that they touch and
-the final layer compute in fp32 whatever the weights' type, as the model was trained.
+Needs ComfyUI. Module names are those of the official checkpoints; see :mod:`.keys` for the
+other names in use. Modulation, gates, the norms that they touch and the final layer compute in
+fp32 whatever the weights' type, as the model was trained.
 
-Shape legend: B batch, F latent frames, T tokens, C hidden size, H heads, D head_dim, E
-width of a timestep's embedding. A frame's tokens lie together, frames in order; that also
-holds for a rank's tile under sequence parallelism, so a block stretches one row of
-modulation a frame (or a token, or all) over equal runs of its tokens.
+Shape legend: B batch, F latent frames, T tokens, C hidden size, H heads, D head_dim, L text
+tokens, E width of a timestep's embedding, R rows of modulation (one for all tokens, one a frame
+or one a token), t tokens of a row. A frame's tokens lie together, frames in order. That also
+holds for a rank's tile under sequence parallelism, so a block gives each row of modulation the
+same number of its tokens.
 
 Source: LongCat-Video (arXiv 2510.22200).
 """
@@ -25,6 +26,7 @@ from comfy.ldm.flux.layers import EmbedND
 from comfy.ldm.flux.math import apply_rope
 from comfy.ldm.modules.attention import optimized_attention
 from comfy.ldm.wan.model import sinusoidal_embedding_1d
+from einops import rearrange
 from torch import Tensor, nn
 
 from .conditioning import KV_CACHE, Conditioning, KVCache, conditioned_attention, zero_mask_prefix
@@ -41,25 +43,26 @@ def _in_fp32(layer: nn.Module) -> nn.Module:
 
 
 def _by_row(x_BTC: Tensor, rows: int) -> Tensor:
-    return x_BTC.unflatten(1, (rows, x_BTC.size(1) // rows))
+    return rearrange(x_BTC, "B (R t) C -> B R t C", R=rows)
 
 
 def _modulate(x_BTC: Tensor, shift_BR1C: Tensor, scale_BR1C: Tensor) -> Tensor:
-    """LayerNorm without weights, then a scale and shift a row; fp32 (B, T, C)."""
+    """LayerNorm without weights, then the scale and shift of each token's row; fp32 (B, T, C)."""
     x_BRtC = _by_row(nnf.layer_norm(x_BTC.float(), x_BTC.shape[-1:], eps=_EPS), shift_BR1C.size(1))
-    return torch.addcmul(shift_BR1C, x_BRtC, 1 + scale_BR1C).flatten(1, 2)
+    return rearrange(torch.addcmul(shift_BR1C, x_BRtC, 1 + scale_BR1C), "B R t C -> B (R t) C")
 
 
 def _gated(x_BTC: Tensor, y_BTC: Tensor, gate_BR1C: Tensor) -> Tensor:
     """x + gate * y in fp32, back in x's type."""
-    y = (_by_row(y_BTC.float(), gate_BR1C.size(1)) * gate_BR1C).flatten(1, 2)
-    return (x_BTC.float() + y).to(x_BTC.dtype)
+    y_BRtC = _by_row(y_BTC.float(), gate_BR1C.size(1)) * gate_BR1C
+    return (x_BTC.float() + rearrange(y_BRtC, "B R t C -> B (R t) C")).to(x_BTC.dtype)
 
 
 class SelfAttention(nn.Module):
     """3-D RoPE and per-head norms; q, k, v fused in one projection or apart, as the checkpoint has them."""
 
-    #: attention of a :class:`Conditioning`, for whoever brings the tokens together first
+    #: attention by a :class:`Conditioning`, for the sequence plan, which brings all tokens together first
+    #: (:class:`sp_core.plans.frame_conditioning.FrameAttention`)
     attend_in_frames = staticmethod(conditioned_attention)
 
     def __init__(self, dim: int, num_heads: int, fused: bool, ops: Any, made: dict[str, Any]) -> None:
@@ -80,9 +83,9 @@ class SelfAttention(nn.Module):
         place to carry it to the attention override.
         """
         q, k, v = self.qkv(x).chunk(3, -1) if self.fused else (self.q(x), self.k(x), self.v(x))
-        q_BTHD, k_BTHD = (part.unflatten(2, (self.num_heads, -1)) for part in (q, k))
+        q_BTHD, k_BTHD = (rearrange(x, "B T (H D) -> B T H D", H=self.num_heads) for x in (q, k))
         q_BTHD, k_BTHD = apply_rope(self.q_norm(q_BTHD), self.k_norm(k_BTHD), freqs)
-        q, k = q_BTHD.flatten(2), k_BTHD.flatten(2)
+        q, k = (rearrange(x, "B T H D -> B T (H D)") for x in (q_BTHD, k_BTHD))
         if isinstance(conditioning, Conditioning):
             out = conditioned_attention(q, k, v, self.num_heads, conditioning, transformer_options=transformer_options)
         else:
@@ -108,8 +111,8 @@ class CrossAttention(nn.Module):
     def forward(self, x: Tensor, context: Tensor, transformer_options: dict[str, Any] | None = None) -> Tensor:
         """x (B, T, C), context (B, L, C) -> (B, T, C)."""
         k, v = self.kv_linear(context).chunk(2, -1) if self.fused else (self.k_linear(context), self.v_linear(context))
-        q_BTHD, k_BLHD = (part.unflatten(2, (self.num_heads, -1)) for part in (self.q_linear(x), k))
-        q, k = self.q_norm(q_BTHD).flatten(2), self.k_norm(k_BLHD).flatten(2)
+        q_BTHD, k_BLHD = (rearrange(x, "B N (H D) -> B N H D", H=self.num_heads) for x in (self.q_linear(x), k))
+        q, k = (rearrange(x, "B N H D -> B N (H D)") for x in (self.q_norm(q_BTHD), self.k_norm(k_BLHD)))
         return self.proj(optimized_attention(q, k, v, heads=self.num_heads, transformer_options=transformer_options or {}))
 
 
@@ -221,7 +224,7 @@ class LongCatVideoModel(nn.Module):
         self.dtype, self.patch_size, self.out_channels = dtype, patch_size, out_channels
         self.in_channels, self.hidden_size, self.num_heads = in_channels, hidden_size, num_heads
         self.frequency_embedding_size = frequency_embedding_size
-        #: lives as long as one sampling run; see :mod:`.longcat_conditioning`
+        #: lives as long as one sampling run; see :mod:`.conditioning`
         self.kv_cache = KVCache()
 
         self.x_embedder = _Patchify(in_channels, hidden_size, patch_size, operations, made)
@@ -304,7 +307,7 @@ class LongCatVideoModel(nn.Module):
         x = self.x_embedder.proj(x)
         grid = x.shape[2:]
         options["grid_sizes"] = grid
-        x = x.flatten(2).transpose(1, 2)
+        x = rearrange(x, "B C F H W -> B (F H W) C")
         e = self.embed_timestep(timestep)
         context = self.embed_text(context)
 
@@ -329,7 +332,7 @@ class LongCatVideoModel(nn.Module):
     def embed_timestep(self, timestep: Tensor) -> Tensor:
         """(B,) or (B, F) -> fp32 (B, 1 or F, E)."""
         rows = sinusoidal_embedding_1d(self.frequency_embedding_size, timestep.flatten())
-        return self.t_embedder.mlp(rows.float()).unflatten(0, (timestep.size(0), -1))
+        return rearrange(self.t_embedder.mlp(rows.float()), "(B F) E -> B F E", B=timestep.size(0))
 
     def embed_text(self, context: Tensor) -> Tensor:
         """(B, L, caption channels) -> (B, at most 512, C). Padding is zero before and after, but in between it has the biases."""
@@ -344,11 +347,11 @@ class LongCatVideoModel(nn.Module):
         for size, axis in zip(grid, "tyx", strict=True):
             positions = torch.arange(size, device=device, dtype=torch.float32)
             axes.append(positions * rope.get(f"scale_{axis}", 1.0) + rope.get(f"shift_{axis}", 0.0))
-        ids_T3 = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, 2)
-        return self.rope_embedder(ids_T3[None]).movedim(1, 2)
+        ids_1T3 = rearrange(list(torch.meshgrid(*axes, indexing="ij")), "axis F H W -> 1 (F H W) axis")
+        # the embedder has the heads before the tokens: (1, 1, T, D / 2, 2, 2)
+        return self.rope_embedder(ids_1T3).movedim(1, 2)
 
     def unpatchify(self, x_BTC: Tensor, grid: torch.Size) -> Tensor:
-        """(B, T, patch * channels) -> (B, channels, F, H, W)."""
-        x = x_BTC.unflatten(2, (*self.patch_size, self.out_channels)).unflatten(1, grid)
-        # (B, f, h, w, pf, ph, pw, C) -> (B, C, f, pf, h, ph, w, pw)
-        return x.permute(0, 7, 1, 4, 2, 5, 3, 6).flatten(6, 7).flatten(4, 5).flatten(2, 3)
+        """(B, T, patch * channels) -> (B, channels, F, H, W); ``grid`` has f, h, w tokens."""
+        (f, h, w), (pf, ph, pw) = grid, self.patch_size
+        return rearrange(x_BTC, "B (f h w) (pf ph pw C) -> B C (f pf) (h ph) (w pw)", f=f, h=h, w=w, pf=pf, ph=ph, pw=pw)

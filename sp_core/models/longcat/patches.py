@@ -1,4 +1,4 @@
-"""What LongCat-Video's nodes do: latents with conditioning frames, guidance, the key/value cache. Needs the host."""
+"""What LongCat-Video's nodes do: latents with conditioning frames, guidance, the key/value cache. Needs ComfyUI."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_latent(vae: Any, width: int, height: int, length: int, batch_size: int,
         raise SPError(f"{count} conditioning frames leave nothing of a video of {length}: raise length or lower conditioning_frames")
     pixels = comfy.utils.common_upscale(video[-count:].movedim(-1, 1), width, height, "bilinear", "center").movedim(1, -1)
     clean = vae.encode(pixels[..., :3])
-    # what is still to be made is a zero for the model, which is the latent format's mean here
+    # the model takes what is still to be made as zeros; in ComfyUI's latents that is the latent format's mean
     latent = comfy.latent_formats.Wan21().process_out(latent)
     latent[:, :, : clean.shape[2]] = clean
     mask = torch.ones((1, 1, *shape[2:]), device=latent.device)
@@ -63,7 +63,7 @@ def make_latent(vae: Any, width: int, height: int, length: int, batch_size: int,
 
 
 def with_cfg_zero(model: Any) -> Any:
-    """A clone of a MODEL whose guidance is :func:`.longcat_schedules.cfg_zero`, on velocities."""
+    """A clone of a MODEL whose guidance is :func:`.schedules.cfg_zero`, on velocities."""
     model = model.clone()
     # x minus a denoised prediction is sigma times the velocity
     model.set_model_sampler_cfg_function(lambda args: cfg_zero(args["cond"], args["uncond"], args["cond_scale"]))

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from ...errors import SPError
@@ -66,12 +67,12 @@ def _sound(audio: Tensor, state: ForwardState) -> Tensor:
     """
     layout = state.layout
     assert isinstance(layout, TileLayout)
-    frames = audio.unflatten(1, (-1, 16))
+    frames = rearrange(audio, "B (F s) C -> B F s C", s=16)
     if frames.size(1) == layout.grid[0]:
         return audio
     if not torch.allclose(frames, frames[:, :1].expand_as(frames), rtol=1e-4, atol=1e-5):
         raise SPError(f"The sound has {frames.size(1)} frames and the video {layout.grid[0]}, so they cannot be shared between devices")
-    return frames[:, :1].expand(-1, layout.grid[0], -1, -1).flatten(1, 2)
+    return rearrange(frames[:, :1].expand(-1, layout.grid[0], -1, -1), "B F s C -> B (F s) C")
 
 
 _UNMODULATED = replace(
