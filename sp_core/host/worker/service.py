@@ -31,10 +31,11 @@ from ...pool.protocol import GROUP_TIMEOUT, timeout_s
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
 from .. import comfy_api
+from ..block_skips import put_skips
 from ..options import AROUND_THE_MODEL
-from ..patches import check_patches, put_skips, wants_whole_batch
 from . import cfg_split, loading, verify
 from .interrupt import interruptible
+from .patch_check import check_patches, wants_whole_batch
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class HostService:
     def _do_load(self, body: dict[str, Any]) -> dict[str, Any]:
         self.context.show(Phase.REPLAYING)
         with self._loading(body["weight_bytes"], comfy_api.process_memory):
-            patcher = self._replay(body["graph"], body["node"], body["slot"])
+            patcher = self._replay(body["graph"], body["node"], body["output_index"])
         self._check(patcher, body["architecture"])
         kept = {key: value for key, value in self._models.items() if key in body["keep"]}
         self._models = {**kept, body["key"]: patcher}
