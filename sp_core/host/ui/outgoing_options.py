@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import SPError
-from ...pool.errors import WireError
-from ...pool.wire import encode
+from ...pool.wire import unsendable
 from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, name_of, patches_in
 
 
@@ -47,15 +46,6 @@ def for_workers(transformer_options: dict[str, Any]) -> tuple[dict[str, Any], li
             f"A patch inside the model ({place}: {name_of(function)}) is added while sampling, which the workers cannot follow. "
             "Remove the node that adds it (a guidance that patches blocks or attention), or SP Model Patch"
         )
-    plain: dict[str, Any] = {}
-    kept_here: list[str] = []
-    for key, value in transformer_options.items():
-        if key in AROUND_THE_MODEL or key in INSIDE_THE_MODEL:
-            continue
-        try:
-            encode(value)
-        except WireError:
-            kept_here.append(key)
-        else:
-            plain[key] = value
-    return plain, kept_here
+    entries = {key: value for key, value in transformer_options.items() if key not in AROUND_THE_MODEL and key not in INSIDE_THE_MODEL}
+    kept_here = [key for key, value in entries.items() if unsendable(value) is not None]
+    return {key: value for key, value in entries.items() if key not in kept_here}, kept_here
