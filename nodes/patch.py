@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from sp_core.host.ui.node_api import KEEP_LOADED, check_layout, patch_model, supported_models
+from sp_core.host.ui.patch_node import KEEP_LOADED, check_degrees, patch_model, supported_models
 from sp_core.planner.degrees import LAYOUTS, RequestedDegrees
 
 
@@ -84,7 +84,7 @@ class SPModelPatch(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, devices: str, layout: str = "auto", cfg_split: int = 0, ring: int = 0, ulysses: int = 0) -> bool | str:
-        return check_layout(devices, RequestedDegrees(cfg_split, ring, ulysses, layout))
+        return check_degrees(devices, RequestedDegrees(cfg_split, ring, ulysses, layout))
 
     @classmethod
     def execute(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from sp_core.host.ui.node_api import RELEASES, release
+from sp_core.host.ui.release_node import RELEASES, release
 
 
 class SPRelease(io.ComfyNode):

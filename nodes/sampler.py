@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from sp_core.host.ui.node_api import check_devices, sample, sampler_choices
+from sp_core.host.ui.device_input import check_devices
+from sp_core.host.ui.sampler_node import sample, sampler_choices
 
 
 class SPSampler(io.ComfyNode):

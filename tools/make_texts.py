@@ -108,7 +108,8 @@ def definitions(catalogue: dict[str, Any]) -> dict[str, Any]:
 
 def write_node_texts() -> bool:
     """Ask a ComfyUI for the nodes' texts and write the English file. False where no ComfyUI is found."""
-    from sp_core.demo.comfy_server import ComfyServer, find_comfyui, prepare_base
+    from sp_core.demo.comfy_server import ComfyServer, prepare_base
+    from sp_core.host_path import find_comfyui
 
     host = find_comfyui()
     if host is None:

@@ -1,7 +1,8 @@
-"""What differs between host versions, in one place.
+"""The port to ComfyUI: the one place that touches internals of it which change between versions.
 
-Supported: ComfyUI 0.20.1 to 0.33. Each function names what it relies on; a host that
-changed it fails the test of this module with a readable message.
+Not to be mistaken for ComfyUI's own package ``comfy_api``, by which the nodes are declared. Supported are ComfyUI 0.20.1
+to 0.33. Each function names what it relies on, and its test says in a sentence what a ComfyUI has changed
+(``tests/host``). The sections say which process a function is for; no state is kept here.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import asyncio
 import inspect
 import os
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+# -- both processes --------------------------------------------------------------------------------
 
 
 def host_root() -> str:
@@ -27,68 +30,20 @@ def version() -> str:
     return comfyui_version.__version__
 
 
-def import_main() -> None:
-    """Import the host's ``main`` for what it sets up while being imported."""
-    import logging
+def dynamic_vram() -> bool:
+    """ComfyUI brings weights to the device when they are needed, and takes them off when anything else needs its memory."""
+    import comfy.memory_management
 
-    class _TorchFirst(logging.Filter):
-        def filter(self, record: logging.LogRecord) -> bool:
-            return "Torch already imported" not in record.getMessage()
-
-    drop = _TorchFirst()
-    logging.getLogger().addFilter(drop)
-    try:
-        import main  # noqa: F401
-    finally:
-        logging.getLogger().removeFilter(drop)
+    return bool(getattr(comfy.memory_management, "aimdo_enabled", False))
 
 
-def make_executor(server: Any) -> Any:
-    """A ``PromptExecutor`` with the classic cache: keeps what the current graph names, drops the rest."""
-    import execution
-
-    parameters = inspect.signature(execution.PromptExecutor.__init__).parameters
-    kwargs: dict[str, Any] = {"cache_type": execution.CacheType.CLASSIC}
-    if "cache_args" in parameters:
-        kwargs["cache_args"] = {"lru": 0, "ram": 0.0, "ram_inactive": 0.0}
-    return execution.PromptExecutor(server, **kwargs)
-
-
-def cached_outputs(executor: Any, node_id: str) -> list[list[Any]] | None:
-    """Outputs of a node that the executor ran (``caches.outputs.get``), slot by slot."""
-    entry = executor.caches.outputs.get(node_id)
-    if inspect.isawaitable(entry):
-        entry = run_async(entry)
-    return None if entry is None else entry.outputs
-
-
-def run_async(awaitable: Any) -> Any:
-    """ForwardState a coroutine to its end, also when this thread already has a running loop."""
-
-    async def wait() -> Any:
-        return await awaitable
-
-    result: list[Any] = []
-    failure: list[BaseException] = []
-
-    def target() -> None:
-        try:
-            result.append(asyncio.run(wait()))
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=target, name="sp-async")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return result[0]
+# -- ComfyUI's own process (host/ui) ---------------------------------------------------------------
 
 
 def node_catalogue() -> dict[str, tuple[str, str]]:
     """Where every registered node class comes from: class type -> (module parent, path).
 
-    Relies on ``RELATIVE_PYTHON_MODULE`` and ``nodes.LOADED_MODULE_DIRS``.
+    Relies on ``RELATIVE_PYTHON_MODULE`` and on packs lying in one of the folders for custom nodes.
     """
     import nodes
 
@@ -120,31 +75,8 @@ def _custom_node_path(name: str) -> str | None:
     return None
 
 
-def load_node_pack(path: str, parent: str) -> bool:
-    """Load one node pack, its pre-start script first, as the host would (``nodes.load_custom_node``)."""
-    import nodes
-
-    if parent == "custom_nodes":
-        comfy_folder = os.path.join(host_root(), "comfy")
-        if comfy_folder not in sys.path:
-            # the host does this before it loads custom nodes, and some rely on it
-            sys.path.insert(1, comfy_folder)
-        script = os.path.join(path, "prestartup_script.py")
-        if os.path.exists(script):
-            _run_script(script)
-    return bool(run_async(nodes.load_custom_node(path, module_parent=parent)))
-
-
-def _run_script(path: str) -> None:
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location(os.path.splitext(path)[0], path)
-    assert spec is not None and spec.loader is not None
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
 def executing_node() -> tuple[str | None, str | None]:
-    """(node id, class type) of the node that runs in this thread, where the host tells."""
+    """(node id, class type) of the node that runs in this thread, where ComfyUI knows it."""
     try:
         from comfy_execution.utils import get_executing_context
 
@@ -168,31 +100,194 @@ def _class_type(node_id: str) -> str | None:
 
 
 def interrupted() -> bool:
-    """The user pressed Cancel and the host has not yet acted on it."""
+    """The user pressed Cancel and ComfyUI has not acted on it yet."""
     import comfy.model_management
 
     return bool(comfy.model_management.processing_interrupted())
 
 
-def set_interrupt(wanted: bool) -> None:
-    """Ask the host's executor in this process to stop before its next node, or take that back."""
-    import comfy.model_management
-
-    comfy.model_management.interrupt_current_processing(wanted)
-
-
 def raise_interrupt() -> None:
-    """What the host raises for a cancel; also takes the request back."""
+    """Raise what ComfyUI raises for a cancel, and take the request back.
+
+    Raises:
+        InterruptProcessingException: always.
+    """
     import comfy.model_management
 
     comfy.model_management.throw_exception_if_processing_interrupted()
     raise comfy.model_management.InterruptProcessingException
 
 
+def off_the_device(patcher: Any) -> None:
+    """Move weights that the loader put on an accelerator (``--highvram``), where nothing could evict them, to main memory."""
+    import comfy.model_management as management
+
+    model = patcher.model.diffusion_model
+    tracked = any(entry.model is not None and patcher.is_clone(entry.model) for entry in management.current_loaded_models)
+    if not tracked and any(weight.device.type not in ("cpu", "meta") for weight in model.parameters()):
+        model.to("cpu")
+
+
+def server_routes() -> Any:
+    """The server's route table (``PromptServer.instance.routes``), or None where no server was made."""
+    server = sys.modules.get("server")
+    instance = getattr(getattr(server, "PromptServer", None), "instance", None)
+    return getattr(instance, "routes", None)
+
+
+def show_text(node_id: str | None, text: str) -> None:
+    """Show a line under a node in the frontend. Does nothing where ComfyUI has no such lines."""
+    import server
+
+    instance = getattr(server.PromptServer, "instance", None)
+    if node_id is not None and instance is not None and hasattr(instance, "send_progress_text"):
+        instance.send_progress_text(text, node_id, instance.client_id)
+
+
+# -- a worker (host/worker): replaying graphs ------------------------------------------------------
+
+
+def import_main() -> None:
+    """Import ComfyUI's ``main`` for what it sets up while it is imported."""
+    import logging
+
+    class _TorchFirst(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            return "Torch already imported" not in record.getMessage()
+
+    drop = _TorchFirst()
+    logging.getLogger().addFilter(drop)
+    try:
+        import main  # noqa: F401
+    finally:
+        logging.getLogger().removeFilter(drop)
+
+
+def make_executor(server: Any) -> Any:
+    """A ``PromptExecutor`` with the classic cache: keeps what the current graph names, drops the rest."""
+    import execution
+
+    parameters = inspect.signature(execution.PromptExecutor.__init__).parameters
+    kwargs: dict[str, Any] = {"cache_type": execution.CacheType.CLASSIC}
+    if "cache_args" in parameters:
+        kwargs["cache_args"] = {"lru": 0, "ram": 0.0, "ram_inactive": 0.0}
+    return execution.PromptExecutor(server, **kwargs)
+
+
+def execute(executor: Any, graph: dict[str, Any], prompt_id: str, outputs: list[str]) -> None:
+    """Run a graph, and set again how much main memory pinned weights leave free for ComfyUI's process.
+
+    The executor resets that limit at its end (``set_ram_cache_release_state``), but weights are pinned later, in forwards.
+    """
+    try:
+        executor.execute(graph, prompt_id, {}, outputs)
+    finally:
+        _leave_memory_free()
+
+
+def _leave_memory_free() -> None:
+    """Relies on ``memory_management.RAM_CACHE_HEADROOM``: ComfyUI pins no more weights once less than half of it is free."""
+    import comfy.memory_management
+    import comfy.model_management as management
+
+    # with less free memory than this, ComfyUI's process drops its cached results (main.py, prompt_worker)
+    cache_bytes = min(10.0, max(2.0, management.total_ram * 0.10 / 1024)) * 1024**3
+    comfy.memory_management.RAM_CACHE_HEADROOM = max(comfy.memory_management.RAM_CACHE_HEADROOM, int(2 * cache_bytes))
+
+
+def cached_outputs(executor: Any, node_id: str) -> list[list[Any]] | None:
+    """Outputs of a node that the executor ran (``caches.outputs.get``), one list for each of its outputs."""
+    entry = executor.caches.outputs.get(node_id)
+    if inspect.isawaitable(entry):
+        entry = run_async(entry)
+    return None if entry is None else entry.outputs
+
+
+def trim_cache(executor: Any, graph: dict[str, Any]) -> None:
+    """Drop cached outputs of nodes that are not in ``graph``, which the executor does whenever it gets a prompt."""
+    import torch
+
+    graph = {name: {"class_type": entry["class_type"], "inputs": dict(entry["inputs"])} for name, entry in graph.items()}
+    with torch.inference_mode():
+        execute(executor, graph, "sp-trim", [])
+
+
+def load_node_pack(path: str, parent: str) -> bool:
+    """Load one node pack, its pre-start script first, as ComfyUI would (``nodes.load_custom_node``)."""
+    import nodes
+
+    if parent == "custom_nodes":
+        comfy_folder = os.path.join(host_root(), "comfy")
+        if comfy_folder not in sys.path:
+            # ComfyUI does this before it loads custom nodes, and some of them rely on it
+            sys.path.insert(1, comfy_folder)
+        script = os.path.join(path, "prestartup_script.py")
+        if os.path.exists(script):
+            _run_script(script)
+    return bool(run_async(nodes.load_custom_node(path, module_parent=parent)))
+
+
+def _run_script(path: str) -> None:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location(os.path.splitext(path)[0], path)
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def run_async(awaitable: Any) -> Any:
+    """Run a coroutine to its end, also when this thread has a running event loop already."""
+
+    async def wait() -> Any:
+        return await awaitable
+
+    with ThreadPoolExecutor(1, thread_name_prefix="sp-async") as thread:
+        return thread.submit(asyncio.run, wait()).result()
+
+
+def set_interrupt(wanted: bool) -> None:
+    """Ask ComfyUI's executor in this process to stop before its next node, or take that back."""
+    import comfy.model_management
+
+    comfy.model_management.interrupt_current_processing(wanted)
+
+
+def end_of_node() -> None:
+    """Give back the buffers for weights on their way to the device, as ``execution.py`` does after every node under dynamic VRAM."""
+    if not dynamic_vram():
+        return
+    import comfy.model_management
+    import comfy.model_prefetch
+    import comfy_aimdo.model_vbar
+
+    comfy.model_management.reset_cast_buffers()
+    comfy.model_prefetch.cleanup_prefetch_queues()
+    comfy_aimdo.model_vbar.vbars_reset_watermark_limits()
+
+
+# -- a worker (host/worker): memory ----------------------------------------------------------------
+
+
+def share_pinned_memory(processes: int) -> None:
+    """Limit this process to its share of the memory to pin (``model_management.MAX_PINNED_MEMORY``), as one of ``processes``."""
+    import comfy.model_management as management
+
+    if management.MAX_PINNED_MEMORY > 0:
+        management.MAX_PINNED_MEMORY /= processes
+
+
+def is_loaded(patcher: Any) -> bool:
+    """ComfyUI's memory management counts this model as loaded on its device, wholly or in part."""
+    import comfy.model_management as management
+
+    return any(entry.model is patcher for entry in management.current_loaded_models)
+
+
 def unload(patcher: Any, wholly: bool = True) -> None:
     """Take one model's weights off its device and give the memory back.
 
-    Not ``wholly``: copies in pinned memory stay, where dynamic VRAM makes them, and the way back to the device is short.
+    Args:
+        wholly: false leaves the copies that dynamic VRAM has in pinned memory, from where the weights are soon back.
     """
     import comfy.model_management as management
 
@@ -206,55 +301,15 @@ def unload(patcher: Any, wholly: bool = True) -> None:
 
 
 def loaded_weights(device: Any) -> int:
-    """Bytes of weights that the host's memory management has on ``device``."""
+    """Bytes of weights that ComfyUI's memory management has on ``device``."""
     import comfy.model_management as management
 
     loaded = (entry for entry in management.current_loaded_models if entry.device == device and entry.model is not None)
     return sum(int(entry.model_loaded_memory()) for entry in loaded)
 
 
-def process_memory() -> int:
-    """Bytes of main memory that are this process's own; files that it maps do not count where the system can tell."""
-    import psutil
-
-    info = psutil.Process().memory_info()
-    return int(info.rss) - int(getattr(info, "shared", 0))
-
-
-def device_memory(device: Any) -> int:
-    """Bytes in use on a device; of this process where the device is the CPU."""
-    import comfy.model_management as management
-
-    if device.type == "cpu":
-        return process_memory()
-    return int(management.get_total_memory(device)) - int(management.get_free_memory(device))
-
-
-def trim_cache(executor: Any, graph: dict[str, Any]) -> None:
-    """Drop cached outputs of nodes that are not in ``graph``: what the executor does when it gets a prompt."""
-    import torch
-
-    graph = {name: {"class_type": entry["class_type"], "inputs": dict(entry["inputs"])} for name, entry in graph.items()}
-    with torch.inference_mode():
-        execute(executor, graph, "sp-trim", [])
-
-
-def is_loaded(patcher: Any) -> bool:
-    """The host's memory management has this model on its device, as far as it let it."""
-    import comfy.model_management as management
-
-    return any(entry.model is patcher for entry in management.current_loaded_models)
-
-
-def dynamic_vram() -> bool:
-    """Weights come to the device when they are needed, and leave when anything else needs its memory."""
-    import comfy.memory_management
-
-    return bool(getattr(comfy.memory_management, "aimdo_enabled", False))
-
-
 def spare_memory(patcher: Any) -> int:
-    """Bytes that this process has of a device and could compute in: torch's cache, and under dynamic VRAM the weights."""
+    """Bytes of a device that this process holds and could compute in: torch's cache, and under dynamic VRAM the weights."""
     import comfy.model_management as management
 
     device = patcher.load_device
@@ -264,71 +319,18 @@ def spare_memory(patcher: Any) -> int:
     return int(patcher.get_free_memory(device) - (total - of_torch))
 
 
-def end_of_node() -> None:
-    """What the host does behind every node under dynamic VRAM: buffers for weights on their way go back (``execution.py``)."""
-    if not dynamic_vram():
-        return
-    import comfy.model_management
-    import comfy.model_prefetch
-    import comfy_aimdo.model_vbar
-
-    comfy.model_management.reset_cast_buffers()
-    comfy.model_prefetch.cleanup_prefetch_queues()
-    comfy_aimdo.model_vbar.vbars_reset_watermark_limits()
-
-
-def share_pinned_memory(processes: int) -> None:
-    """This is one of ``processes`` on the machine, so it gets a share of the memory to pin (``model_management.MAX_PINNED_MEMORY``)."""
+def device_memory(device: Any) -> int:
+    """Bytes in use on a device. For the CPU these are this process's own."""
     import comfy.model_management as management
 
-    if management.MAX_PINNED_MEMORY > 0:
-        management.MAX_PINNED_MEMORY /= processes
+    if device.type == "cpu":
+        return process_memory()
+    return int(management.get_total_memory(device)) - int(management.get_free_memory(device))
 
 
-def execute(executor: Any, graph: dict[str, Any], prompt_id: str, outputs: list[str]) -> None:
-    """ForwardState a graph, and have pinned memory leave alone what the UI process wants free.
+def process_memory() -> int:
+    """Bytes of main memory that are this process's own. Mapped files do not count where the system tells them apart."""
+    import psutil
 
-    The executor takes that back at its end (``set_ram_cache_release_state``), and weights are pinned in forwards.
-    """
-    try:
-        executor.execute(graph, prompt_id, {}, outputs)
-    finally:
-        _leave_memory_free()
-
-
-def _leave_memory_free() -> None:
-    """Relies on ``memory_management.RAM_CACHE_HEADROOM``: requested leave half of it free."""
-    import comfy.memory_management
-    import comfy.model_management as management
-
-    # below this the UI process drops its cached results (main.py, prompt_worker)
-    cache_bytes = min(10.0, max(2.0, management.total_ram * 0.10 / 1024)) * 1024**3
-    comfy.memory_management.RAM_CACHE_HEADROOM = max(comfy.memory_management.RAM_CACHE_HEADROOM, int(2 * cache_bytes))
-
-
-def off_the_device(patcher: Any) -> None:
-    """Weights that the loader put on an accelerator (``--highvram``), where nothing could evict them, go to main memory."""
-    import comfy.model_management as management
-
-    model = patcher.model.diffusion_model
-    tracked = any(entry.model is not None and patcher.is_clone(entry.model) for entry in management.current_loaded_models)
-    if not tracked and any(weight.device.type not in ("cpu", "meta") for weight in model.parameters()):
-        model.to("cpu")
-
-
-def server_routes() -> Any:
-    """The server's route table (``PromptServer.instance.routes``), or None where no server was made."""
-    import sys
-
-    server = sys.modules.get("server")
-    instance = getattr(getattr(server, "PromptServer", None), "instance", None)
-    return getattr(instance, "routes", None)
-
-
-def show_text(node_id: str | None, text: str) -> None:
-    """A line under a node in the frontend; nothing where the host has no such thing."""
-    import server
-
-    instance = getattr(server.PromptServer, "instance", None)
-    if node_id is not None and instance is not None and hasattr(instance, "send_progress_text"):
-        instance.send_progress_text(text, node_id, instance.client_id)
+    info = psutil.Process().memory_info()
+    return int(info.rss) - int(getattr(info, "shared", 0))

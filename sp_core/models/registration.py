@@ -47,8 +47,8 @@ def _register() -> None:
         found = original(state_dict, key_prefix, *args, **kwargs)
         return keys.detect(state_dict, key_prefix) if found is None else found
 
-    def convert_lora(original: Callable[..., Any], lora: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(lora.convert_lora(lora) if lora.is_official(lora) else lora, *args, **kwargs)
+    def convert_lora(original: Callable[..., Any], weights: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(lora.convert_lora(weights) if lora.is_official(weights) else weights, *args, **kwargs)
 
     def lora_keys(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         key_map = original(model, *args, **kwargs)

@@ -1,7 +1,7 @@
-"""First file of a worker process: ``python bootstrap.py <config.json> <rank>``.
+"""First file of a worker process: ``python bootstrap.py <config.json> <rank>``. This file does not import torch.
 
-Loads the package under its one name without touching sys.path: ComfyUI has a module
-called ``nodes`` and so has this extension, and ``import nodes`` must mean the host's.
+It loads the package under its one name without touching sys.path: ComfyUI has a module
+called ``nodes`` and so has this extension, and ``import nodes`` must mean ComfyUI's.
 """
 
 import importlib.util
@@ -11,8 +11,20 @@ from pathlib import Path
 
 
 def load_package() -> None:
-    root = Path(__file__).resolve().parent.parent
-    spec = importlib.util.spec_from_file_location("sp_core", root / "__init__.py", submodule_search_locations=[str(root)])
+    """Make ``sp_core`` importable under that one name. ComfyUI's process runs this function too (``__init__.py`` of the extension).
+
+    Raises:
+        ImportError: a package of that name from another place is loaded.
+    """
+    location = Path(__file__).resolve().parent.parent / "__init__.py"
+    loaded = sys.modules.get("sp_core")
+    if loaded is not None:
+        if Path(loaded.__file__ or "").resolve() != location:
+            raise ImportError(
+                f"another package called sp_core is loaded from {loaded.__file__}; two copies of this extension may be installed"
+            )
+        return
+    spec = importlib.util.spec_from_file_location("sp_core", location, submodule_search_locations=[str(location.parent)])
     assert spec is not None and spec.loader is not None
     sys.modules["sp_core"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

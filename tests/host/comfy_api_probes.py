@@ -291,7 +291,7 @@ def wrappers_run_around_the_diffusion_model() -> None:
 @probe
 def samplers_have_names_and_one_function() -> None:
     import nodes
-    from sp_core.host.ui.node_api import sampler_choices
+    from sp_core.host.ui.sampler_node import sampler_choices
 
     samplers, schedulers = sampler_choices()
     expect("euler" in samplers and "simple" in schedulers, "comfy.samplers.KSampler has no SAMPLERS and SCHEDULERS")
@@ -343,7 +343,7 @@ def the_server_takes_routes_and_progress_lines() -> None:
     import server
 
     from sp_core.host import comfy_api
-    from sp_core.host.ui.routes import register_routes
+    from sp_core.host.ui.status import register_routes
 
     if not hasattr(server.PromptServer, "instance"):
         expect(comfy_api.server_routes() is None, "a server is found where none was made")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from sp_core.host import comfy_api
-from sp_core.host.ui.remote_model import RemoteModel, room_for_activations
+from sp_core.host.ui.remote_model import RemoteModel, headroom_for_activations
 from sp_core.plans import plan_named
 from sp_core.pool.devices import WorkerDevice
 from sp_core.pool.shared_buffer import SharedBuffer
@@ -19,7 +20,7 @@ GB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("free", "spare", "to_come", "room"),
+    ("free", "spare", "to_come", "headroom"),
     [
         (22 * GB, 0, 14 * GB, 8 * GB),  # before the first step: worker 0's weights are still to come
         (3 * GB, 5 * GB, 0, 8 * GB),  # behind it: weights there, and torch keeps what the first step used
@@ -28,8 +29,8 @@ GB = 1 << 30
         (4 * GB, 0, -1, 4 * GB),  # another model's weights count too
     ],
 )
-def test_room(free: int, spare: int, to_come: int, room: int) -> None:
-    assert room_for_activations(free, spare, to_come) == room
+def test_headroom(free: int, spare: int, to_come: int, headroom: int) -> None:
+    assert headroom_for_activations(free, spare, to_come) == headroom
 
 
 @pytest.mark.parametrize(
@@ -47,42 +48,42 @@ def test_which_worker_is_on_a_device(worker: WorkerDevice, device: str, same: bo
     assert worker.is_on(torch.device(device)) == same
 
 
-def test_the_room_is_the_same_before_and_behind_the_first_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_headroom_is_the_same_before_and_behind_the_first_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = (WorkerDevice("cuda", 1), WorkerDevice("cuda", 0))
-    model = RemoteModel(SimpleNamespace(key="key"), devices, plan_named("WanModel"), 14 * GB)  # type: ignore[arg-type]
+    running: Any = None
+    session: Any = SimpleNamespace(running_pool=lambda: running)
+    model = RemoteModel(session, SimpleNamespace(key="key"), devices, plan_named("WanModel"), 14 * GB)  # type: ignore[arg-type]
     arena = SharedBuffer.create(tmp_path, "shared_state", SharedState.nbytes(2))
     pool = SimpleNamespace(devices=devices, shared_state=SharedState(arena, 2))
-    session = SimpleNamespace(pool=None)
-    monkeypatch.setattr(model, "_session", lambda: SimpleNamespace(running_pool=lambda: session.pool))
     dynamic = False
     monkeypatch.setattr(comfy_api, "dynamic_vram", lambda: dynamic)
 
-    def room(free: float, device: str = "cuda:0") -> float:
-        return model.room(int(free * GB), torch.device(device)) / GB
+    def headroom(free: float, device: str = "cuda:0") -> float:
+        return model.headroom(int(free * GB), torch.device(device)) / GB
 
     def worker(rank: int, weights: float, spare: float) -> None:
         pool.shared_state.show_weights(rank, int(weights * GB))
         pool.shared_state.show_spare(rank, int(spare * GB))
 
-    assert room(22) == 8, "without workers all weights are still to come"
-    session.pool = pool
+    assert headroom(22) == 8, "without workers all weights are still to come"
+    running = pool
     worker(0, 14, 9)  # on cuda:1, which is not asked about
-    assert room(22) == 8
+    assert headroom(22) == 8
     worker(1, 14, 5)
     model.run.steps.append(1.0)
-    assert room(3) == 8
+    assert headroom(3) == 8
     # weights that the host does not let in are not to come: 9 of 14 GB here, and 2 GB for another model are there already
     model.run.steps.clear()
     model.allowance = 9.0 * GB
     worker(1, 2, 0)
-    assert room(10) == 3
+    assert headroom(10) == 3
     model.run.steps.append(1.0)
     worker(1, 9, 1)
-    assert room(2) == 3
+    assert headroom(2) == 3
     # under dynamic VRAM weights make way
     dynamic = True
     model.run.steps.clear()
     worker(1, 0, 0)
-    assert room(22) == 22
-    assert room(22, "cpu") == room(22, "cuda:2") == 22
+    assert headroom(22) == 22
+    assert headroom(22, "cpu") == headroom(22, "cuda:2") == 22
     arena.close()

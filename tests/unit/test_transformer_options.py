@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sp_core.errors import SPError
-from sp_core.host.options import for_workers, name_of, patches_in, refuse_late_patches, without_model_patches
+from sp_core.host.options import name_of, patches_in
+from sp_core.host.ui.outgoing_options import for_workers, refuse_late_patches, without_model_patches
 
 
 def patch(args: Any) -> Any:

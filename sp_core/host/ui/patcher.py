@@ -14,17 +14,18 @@ from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees
 from ...plans import plan_for
 from ...pool.devices import WorkerDevice
 from .. import comfy_api
-from ..options import name_of, placed_too_late, refuse_late_patches, without_model_patches
+from ..options import name_of
+from .outgoing_options import placed_too_late, refuse_late_patches, without_model_patches
 from .proxy_module import make_remote
 from .recipe import Recipe
-from .remote_model import RemoteModel
+from .remote_model import RemoteModel, WorkerSession
 
 
 class SPModelPatcher(comfy.model_patcher.ModelPatcher):
     """A ModelPatcher whose diffusion model computes in the workers.
 
-    It has a BaseModel of its own (sharing everything but the diffusion model), so a plain
-    clone of the same loader's MODEL, used in the same prompt, is not touched.
+    It has a BaseModel of its own, which shares everything but the diffusion model with the loader's. So a plain clone
+    of the loader's MODEL can be sampled in the same prompt and computes as it would without this one.
     """
 
     sp: RemoteModel
@@ -44,7 +45,7 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
         super().cleanup()
         self.sp.finish()
 
-    # -- memory: what worker 0 holds on this process's device is what the host manages ----
+    # -- memory: ComfyUI manages what worker 0 holds on this process's device ----------------
 
     def loaded_size(self) -> int:
         return min(self.model_size(), self.sp.resident_bytes)
@@ -58,21 +59,21 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
         return self.loaded_size() - before
 
     def partially_unload(self, device_to: Any, memory_to_free: Any = 0, force_patch_weights: bool = False) -> int:
-        """The host wants memory: the workers' weights leave the devices. All or nothing, so the answer is their size."""
+        """ComfyUI wants memory: all of the workers' weights leave the devices. Returns their size in bytes."""
         if self.sp.keep_loaded == "always":
-            # told less, the host would detach the model and forget it, and the unload button would not find it any more;
-            # what is really free it measures anyway
+            # If this reports less than was asked for, ComfyUI detaches the model and drops it from its list of loaded
+            # models, and the unload button no longer reaches it. ComfyUI measures free memory by itself.
             return int(memory_to_free)
         freed = self.loaded_size()
         self.sp.release(self.load_device)
         return freed
 
     def get_free_memory(self, device: Any) -> int:
-        """What the host's choice to batch conditionings goes by; the same before and after the workers have loaded."""
-        return self.sp.room(int(super().get_free_memory(device)), device)
+        """Bytes by which ComfyUI decides whether to batch conditionings: the same before and after the workers load weights."""
+        return self.sp.headroom(int(super().get_free_memory(device)), device)
 
     def detach(self, unpatch_all: bool = True) -> Any:
-        # else a clone takes over what is loaded, and the host goes on to count it
+        # without this, a clone would take over what is loaded, and ComfyUI would go on counting it
         if unpatch_all:
             self.sp.release()
         return super().detach(unpatch_all)
@@ -111,7 +112,7 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
         if injections:
             raise self._too_late(f"An injection ({key})")
 
-    # -- nodes that read weights: here they are as the file has them, without the patches that the workers apply
+    # -- nodes that read weights: this process has the file's weights, without the patches that the workers apply
 
     def get_key_patches(self, filter_prefix: Any = None) -> Any:
         raise self._too_late("A merge that reads the model's weights")
@@ -128,11 +129,17 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
 def make_sp_patcher(
     source: comfy.model_patcher.ModelPatcher,
     recipe: Recipe,
+    session: WorkerSession,
     devices: tuple[WorkerDevice, ...],
     keep_loaded: str = "auto",
     requested: RequestedDegrees = NOTHING_REQUESTED,
 ) -> SPModelPatcher:
-    """Wrap what a node received: same options, same sampling, computing on ``devices``.
+    """A patched MODEL with the options and the sampling of ``source`` that computes on ``devices``.
+
+    Args:
+        source: the MODEL that a node received.
+        recipe: how the workers make the same MODEL.
+        session: who starts the workers and keeps the model in them.
 
     Raises:
         SPError: no plan for this architecture.
@@ -141,12 +148,12 @@ def make_sp_patcher(
     plan = plan_for(local)
     _refuse_compiled(source)
     comfy_api.off_the_device(source)
-    sp = RemoteModel(recipe, devices, plan, source.model_size(), keep_loaded, requested)
+    sp = RemoteModel(session, recipe, devices, plan, source.model_size(), keep_loaded, requested)
     base = _own_base_model(source)
     base.diffusion_model = make_remote(local, plan, sp)
-    # activations are shared out too, so the host should batch conditionings where one device could not
+    # the ranks share the activations out, so ComfyUI may batch conditionings where one device could not
     base.memory_usage_factor = source.model.memory_usage_factor / len(devices)
-    # weights that lie on other devices than this process's are none of its memory management's business
+    # ComfyUI manages the memory of this process's device only, so weights on other devices do not count
     size = source.model_size() if sp.shares(source.load_device) else 1
     patcher = SPModelPatcher(base, source.load_device, source.offload_device, size=size)
     patcher.sp = sp
@@ -173,8 +180,8 @@ def _refuse_compiled(patcher: comfy.model_patcher.ModelPatcher) -> None:
 def _own_base_model(source: comfy.model_patcher.ModelPatcher) -> Any:
     """A BaseModel that shares the source's parts but not its identity: what is set on one is not seen on the other.
 
-    All clones of a MODEL share one BaseModel, and the host leaves in it what the clone that ran last had patched
-    (a node of model sampling in another branch). What stood there before is in the backup that the clones share too.
+    All clones of a MODEL share one BaseModel, and ComfyUI leaves in it what the clone that ran last had patched
+    (a node of model sampling in another branch). The clones share a backup as well, which has what was there before.
     """
     own = _shallow(source.model)
     for name, original in source.object_patches_backup.items():

@@ -1,4 +1,4 @@
-"""What the user sees while a call runs, and the Cancel button."""
+"""What the user sees while the workers answer a request, and the Cancel button."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from .. import comfy_api
 if TYPE_CHECKING:
     from ...pool.coordinator import Pool
 
-#: calls shorter than this show nothing
+#: seconds before the first line: a short request shows nothing
 QUIET_S = 2.0
+#: seconds between two lines
 EVERY_S = 0.5
 
 
 class Watcher:
-    """Called by the pool about twenty times a second; true asks for a cancel."""
+    """Shows a line under the node that waits. The pool calls it about twenty times a second; true asks for a cancel."""
 
     def __init__(self, doing: str) -> None:
         self.doing = doing

@@ -1,9 +1,9 @@
-"""The diffusion model as the UI process holds it: the model's class, without its weights.
+"""The diffusion model as ComfyUI's process holds it: the model's class, without its weights.
 
-A remote model is an instance of a subclass of the model's own class, so the host's code
+A remote model is an instance of a subclass of the model's own class, so ComfyUI's code
 around the inner forward (argument handling, DIFFUSION_MODEL wrappers) runs unchanged;
-only ``_forward`` goes to the workers. Attribute reads are answered by the local module,
-which is never moved to a device. Calls that need weights go to the workers too.
+only ``_forward`` goes to the workers. The local module, which is never moved to a device,
+answers attribute reads. Calls of methods that need weights go to the workers too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RemoteMixin:
         self.__dict__[name] = value
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        # nodes look up here which weights there are: a LoRA that found none would be dropped without a word
+        # ComfyUI looks here for the names of the weights, and would silently drop a LoRA for which it finds none
         state: dict[str, Any] = self.__dict__["_sp_local"].state_dict(*args, **kwargs)
         return state
 

@@ -20,18 +20,24 @@ GetNode = Callable[[str], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make a MODEL: API-format graph, the output that holds it, and who asked for it."""
+    """How to make a MODEL: a graph in API format, and which output of which node is the MODEL."""
 
     graph: dict[str, dict[str, Any]]
     node: str
-    slot: int
-    #: original node id and class type of every renamed node, for messages
+    output_index: int
+    #: class type and id of every node in the user's graph, by its name in this one; for messages
     origin: dict[str, str]
 
     @property
     def key(self) -> str:
-        """Identity of the model: equal keys are the same graph."""
-        return f"{self.node}:{self.slot}"
+        """Identity of the model: equal keys mean the same output of the same graph."""
+        return f"{self.node}:{self.output_index}"
+
+    def with_users_names(self, text: str) -> str:
+        """``text`` with the nodes of the user's graph in the place of the names that the replayed graph has for them."""
+        for name, origin in self.origin.items():
+            text = text.replace(name, origin)
+        return text
 
 
 def is_link(value: Any) -> bool:
@@ -39,7 +45,7 @@ def is_link(value: Any) -> bool:
 
 
 def trace(get_node: GetNode, link: Any) -> Recipe:
-    """Collect the ancestors of ``link`` (``[node id, slot]``).
+    """Collect the ancestors of ``link`` (``[node id, output index]``).
 
     Raises:
         SPError: the input is not a link, so there is no graph to run in the workers.

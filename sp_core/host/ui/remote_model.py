@@ -1,4 +1,4 @@
-"""One MODEL's line to the workers: makes sure they hold it, and sends its calls."""
+"""One patched MODEL, as ComfyUI's process sees its computing: sends its forwards to the workers and keeps count of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import logging
 import math
 import time
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ...errors import SPError
 from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees
@@ -17,8 +17,8 @@ from ...plans import SequencePlan
 from ...pool.devices import WorkerDevice
 from ...pool.errors import Cancelled
 from .. import comfy_api
-from ..options import for_workers
-from ..patches import SKIPPED, take_skips
+from ..block_skips import SKIPPED, take_skips
+from .outgoing_options import for_workers
 from .progress import Watcher
 from .recipe import Recipe
 
@@ -27,8 +27,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: what a message says the workers are doing
-RELEASING = "taking weights off the devices"
+
+class WorkerSession(Protocol):
+    """What a remote model asks of :class:`.session.Session`, which starts the workers and knows which models they hold."""
+
+    def ensure(self, model: RemoteModel) -> Pool:
+        """The running pool, with ``model`` loaded in every worker."""
+        ...
+
+    def running_pool(self) -> Pool | None: ...
+
+    def holds(self, model: RemoteModel) -> bool:
+        """The workers have ``model``, on their devices or in main memory."""
+        ...
+
+    def release(self, model: RemoteModel, device: torch.device | None = None) -> None:
+        """Take the weights of ``model`` off the workers' devices, or off ``device`` only."""
+        ...
+
+    def finish(self, model: RemoteModel) -> None:
+        """Have the workers let go of what they kept for a sampling run of ``model``."""
+        ...
 
 
 @dataclass
@@ -46,10 +65,19 @@ class RunStats:
 
 
 class RemoteModel:
-    """Shared by all clones of one patched MODEL. Implements :class:`.remote.Channel`."""
+    """Shared by all clones of one patched MODEL. Implements :class:`.proxy_module.Channel`.
+
+    Args:
+        recipe: how the workers make the model.
+        session: who starts the workers and keeps the model in them.
+        devices: one for each worker, by rank.
+        weight_bytes: size of the model's weights.
+        keep_loaded: "auto", "always" or "never", see SP Model Patch.
+    """
 
     def __init__(
         self,
+        session: WorkerSession,
         recipe: Recipe,
         devices: tuple[WorkerDevice, ...],
         plan: SequencePlan,
@@ -60,69 +88,57 @@ class RemoteModel:
         self.recipe, self.devices, self.plan = recipe, devices, plan
         self.weight_bytes, self.keep_loaded, self.requested = weight_bytes, keep_loaded, requested
         self.run = RunStats()
-        self._on_devices = False
-        #: bytes of weights that the host lets onto its device
+        #: bytes of weights that ComfyUI lets onto this process's device
         self.allowance = math.inf
+        #: set by the session. SP Model Patch ran anew and files may have changed: the workers have to replay the graph
+        self.must_replay = True
+        #: cleared by the session. The workers were asked to bring the weights to the devices, and not yet to take them off
+        self.on_devices = False
+        self._session = session
         self._pool_of_run: Pool | None = None
-        #: the node that made this object ran the graph anew: files may have changed, so the workers look again
-        self.fresh = True
-        self._told: set[str] = set()
+        #: options that the log has named already
+        self._logged_options: set[str] = set()
 
     # -- a sampling run ----------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Before sampling: workers up, model there."""
+        """Before sampling: start the workers if there are none, and load the model where it is not loaded."""
         self.run = RunStats()
-        self._pool_of_run = self._session().ensure(self)
-        self._on_devices = True
+        self._pool_of_run = self._session.ensure(self)
+        self.on_devices = True
 
     @property
     def resident_bytes(self) -> int:
         """Bytes that worker 0 holds on its device, as far as this process knows. Never waits."""
-        return self.weight_bytes if self._on_devices and self._session().holds(self) else 0
+        return self.weight_bytes if self.on_devices and self._session.holds(self) else 0
 
     def finish(self) -> None:
-        """After sampling, also after a failed one. Never waits for a block that is still under way after a cancel."""
+        """After sampling, also after a failed one. Never waits for a block that a worker still computes after a cancel."""
         self._pool_of_run = None
-        pool = self._session().running_pool()
-        if pool is not None:
-            pool.forget_sent()
-            pool.afterwards("finish", {"key": self.recipe.key, "method": self.plan.after_run}, "clearing up after sampling")
-            if self.keep_loaded == "never":
-                self._on_devices = False
-                pool.afterwards("release", partial(self.release_body, pool), RELEASING)
+        self._session.finish(self)
 
     def release(self, device: torch.device | None = None) -> None:
-        """Weights off the devices, or off this one only, for the moment; the next sampling brings them back."""
-        self._on_devices = False
-        self._session().release(self, device)
+        """Take the weights off the workers' devices, or off ``device`` only. The next sampling run brings them back."""
+        self._session.release(self, device)
 
-    def release_body(self, pool: Pool, device: torch.device | None = None) -> dict[str, Any]:
-        """What the workers need to know to let go of weights, as things stand when they are asked."""
-        ranks = [rank for rank, worker in enumerate(pool.devices) if device is None or worker.is_on(device)]
-        return {"key": self.recipe.key, "ranks": ranks, "wholly": device is None, "reset": pool.out_of_step}
-
-    def room(self, free: int, device: torch.device) -> int:
-        """Bytes for activations on ``device`` of this process, of which ``free`` are free now."""
+    def headroom(self, free: int, device: torch.device) -> int:
+        """Bytes that activations can have on ``device`` of this process, where ``free`` bytes are free now."""
         if device.type == "cpu" or not self.shares(device):
             return free
         weights = spare = 0
-        pool = self._session().running_pool()
+        pool = self._session.running_pool()
         if pool is not None and pool.devices == self.devices:
             rank = next(rank for rank, worker in enumerate(self.devices) if worker.is_on(device))
             weights, spare = pool.shared_state.weights(rank), pool.shared_state.spare(rank)
-        # behind the first forward all weights are there that the host lets in; under dynamic VRAM they make way
-        there = bool(self.run.steps) or comfy_api.dynamic_vram()
-        return room_for_activations(free, spare, 0 if there else int(min(self.weight_bytes, self.allowance)) - weights)
+        # After the first forward every weight that ComfyUI lets onto the device is there. Under dynamic VRAM no weight
+        # has to come: weights leave the device when activations need its memory.
+        all_there = bool(self.run.steps) or comfy_api.dynamic_vram()
+        to_come = 0 if all_there else int(min(self.weight_bytes, self.allowance)) - weights
+        return headroom_for_activations(free, spare, to_come)
 
     def shares(self, device: torch.device) -> bool:
         """A worker computes on ``device`` of this process."""
         return any(worker.is_on(device) for worker in self.devices)
-
-    def _session(self) -> Any:
-        from .session import session
-
-        return session()
 
     # -- Channel -----------------------------------------------------------------------
 
@@ -132,12 +148,9 @@ class RemoteModel:
         if skips:
             plain[SKIPPED] = skips
         named, extra = ({name: self._travelling(name, value) for name, value in part.items()} for part in (named, extra))
-        for key in kept_here:
-            if key not in self._told:
-                self._told.add(key)
-                log.info("transformer_options['%s'] is an object and stays in this process", key)
+        self._log_kept(kept_here)
         device = _device_of(named)
-        pool = self._session().ensure(self)
+        pool = self._session.ensure(self)
         if self.plan.keeps_state and pool is not self._pool_of_run:
             raise SPError("The workers ended in the middle of sampling, with what the model keeps between steps. Queue the prompt again")
         started = time.perf_counter()
@@ -155,12 +168,18 @@ class RemoteModel:
         self._account(pool, reply["stats"], time.perf_counter() - started)
         return reply["output"]
 
+    def _log_kept(self, options: list[str]) -> None:
+        for key in options:
+            if key not in self._logged_options:
+                self._logged_options.add(key)
+                log.info("transformer_options['%s'] is an object and stays in this process", key)
+
     def _travelling(self, name: str, value: Any) -> Any:
         change = self.plan.to_plain.get(name)
         return value if change is None or value is None else change(value)
 
     def call(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        pool = self._session().ensure(self)
+        pool = self._session.ensure(self)
         body = {"key": self.recipe.key, "method": method, "args": args, "kwargs": kwargs}
         return self._call(pool, "call", body, _device_of(args))
 
@@ -190,18 +209,12 @@ class RemoteModel:
         run.decision, run.transport = stats["decision"], stats["transport"]
 
 
-def room_for_activations(free: int, spare: int, to_come: int) -> int:
+def headroom_for_activations(free: int, spare: int, to_come: int) -> int:
     """Bytes that activations can have: what is free and what the worker has in reserve, less the weights still to come."""
     return max(0, free + spare - max(0, to_come))
 
 
 def _device_of(tree: Any) -> torch.device:
-    """Device of the first tensor in a call's arguments: where its result belongs."""
-    if isinstance(tree, torch.Tensor):
-        return tree.device
-    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
-    for value in values:
-        device = _device_of(value)
-        if device.type != "meta":
-            return device
-    return torch.device("meta")
+    """Device of the first tensor in a call's arguments that holds data: where the result belongs."""
+    devices = (leaf.device for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    return next((device for device in devices if device.type != "meta"), torch.device("meta"))

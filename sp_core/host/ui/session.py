@@ -1,4 +1,4 @@
-"""The one pool of this process and the models that live in it."""
+"""The one pool of this process, and which models its workers hold."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from ...pool.launcher import ServiceSpec
 from .. import comfy_api
 from .progress import Watcher
 from .recipe import Recipe, union
-from .remote_model import RELEASING, RemoteModel
+from .remote_model import RemoteModel
 from .worker_arguments import worker_arguments
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
+
+#: what a message says the workers are doing
+RELEASING = "taking weights off the devices"
 
 _session: Session | None = None
 _lock = threading.Lock()
@@ -44,34 +47,36 @@ def session() -> Session:
 
 
 class Session:
-    """Starts the pool when a model needs it, restarts it for other devices, and knows which models it holds."""
+    """Starts the pool when a model needs it, restarts it for other devices, and decides which models its workers hold."""
 
     def __init__(self) -> None:
-        # orders this process's threads; what only looks (status, sizes) does without
+        # One thread at a time changes the pool or the models in it. Functions that only read take no lock, so that the
+        # status page and ComfyUI's memory management never wait for a forward.
         self._lock = threading.RLock()
         self._pool: Pool | None = None
         self._ended = False
         self._resident: set[str] = set()
-        # alive exactly as long as the host keeps the MODEL: the workers' caches follow the host's
+        # a RemoteModel lives as long as ComfyUI keeps its MODEL, and the workers keep the model as long
         self._models: weakref.WeakSet[RemoteModel] = weakref.WeakSet()
-        #: MODELs that SP Sampler patched itself, by the MODEL it was given: the next run finds its model in the workers
-        self.patched: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        #: the MODELs that SP Sampler patched itself, by the MODEL that it was given
+        self.patched_by_sampler: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     @property
     def pool(self) -> Pool | None:
-        """The newest pool, in whatever state."""
+        """The newest pool, whether it starts, runs or is over."""
         return self._pool
 
     @property
     def models(self) -> list[RemoteModel]:
-        """Every patched MODEL that the host still holds."""
+        """Every patched MODEL that ComfyUI still holds."""
         return list(self._models)
 
     def running_pool(self) -> Pool | None:
+        """The pool, if it can take requests."""
         return self._pool if self._pool is not None and self._pool.usable else None
 
     def holds(self, model: RemoteModel) -> bool:
-        """The workers have the model, on their devices or beside them."""
+        """The workers have ``model``, on their devices or in main memory."""
         return self.running_pool() is not None and model.recipe.key in self._resident
 
     def ensure(self, model: RemoteModel) -> Pool:
@@ -79,15 +84,15 @@ class Session:
         with self._lock:
             if model not in self._models:
                 self._models.add(model)
-                # a finalizer may run in the middle of a call of this very thread: prune in another
+                # a finalizer can run in the middle of a call that this very thread makes, so another thread prunes
                 weakref.finalize(model, _prune_later, weakref.ref(self)).atexit = False
             pool = self._ready(model.devices) or self._start(model.devices)
-            if model.fresh or model.recipe.key not in self._resident:
+            if model.must_replay or model.recipe.key not in self._resident:
                 self._load(pool, model)
             return pool
 
     def _ready(self, devices: tuple[WorkerDevice, ...]) -> Pool | None:
-        """The pool that is there, if it has these devices and is in order."""
+        """The present pool, if it has these devices and can take a request. Waits until it can."""
         pool = self._pool
         if pool is None or pool.over:
             return None
@@ -95,7 +100,7 @@ class Session:
             log.info("the device list changed: restarting the workers")
             return None
         try:
-            # what a cancelled prompt left: workers that are still starting, or finishing a block
+            # a cancelled prompt can leave workers that still start, or still compute a block
             if not pool.usable:
                 pool.join(_interrupting(Watcher("starting")))
             pool.settle(Watcher("finishing what was cancelled"))
@@ -109,7 +114,7 @@ class Session:
     def _start(self, devices: tuple[WorkerDevice, ...]) -> Pool:
         self.close()
         if self._ended:
-            # a sampler in another thread may still run while the program ends
+            # another thread may still sample while the program ends
             raise SPError("ComfyUI is ending; no workers are started any more")
         pool = self._pool = Pool(devices, self._service(devices))
         pool.launch()
@@ -132,7 +137,7 @@ class Session:
         body = {
             "graph": union(live),
             "node": model.recipe.node,
-            "slot": model.recipe.slot,
+            "output_index": model.recipe.output_index,
             "key": model.recipe.key,
             "keep": sorted({recipe.key for recipe in live}),
             "architecture": model.plan.architecture,
@@ -143,34 +148,49 @@ class Session:
         except Cancelled:
             comfy_api.raise_interrupt()
         except WorkerFailed as error:
-            raise SPError(_with_origin(str(error), model)) from error
+            raise SPError(model.recipe.with_users_names(str(error))) from error
         self._resident = set(reply["resident"])
-        model.fresh = False
+        model.must_replay = False
         log.info("model %s in %d workers after %.2f s", model.recipe.key, pool.world_size, time.perf_counter() - started)
 
     def _live(self, devices: tuple[WorkerDevice, ...]) -> list[Recipe]:
         return [model.recipe for model in list(self._models) if model.devices == devices]
 
+    def finish(self, model: RemoteModel) -> None:
+        """Have the workers let go of what they kept for a sampling run of ``model``, and of its weights if it is never kept.
+
+        This takes no lock and never waits for a block that a worker still computes after a cancel.
+        """
+        pool = self.running_pool()
+        if pool is None:
+            return
+        pool.forget_sent()
+        pool.afterwards("finish", {"key": model.recipe.key, "method": model.plan.after_run}, "clearing up after sampling")
+        if model.keep_loaded == "never":
+            model.on_devices = False
+            pool.afterwards("release", partial(release_body, pool, model), RELEASING)
+
     def release(self, model: RemoteModel, device: torch.device | None = None) -> None:
-        """The model's weights off the workers' devices, and out of pinned memory; off ``device`` only where one is named."""
+        """Take the weights of ``model`` off the workers' devices and out of pinned memory, or off ``device`` only."""
+        model.on_devices = False
         with self._lock:
             pool = self.running_pool()
             if pool is not None and model.recipe.key in self._resident:
-                # the host asks in the middle of something else, which can go on: dead workers hold nothing
-                with _warned(RELEASING):
-                    pool.call("release", partial(model.release_body, pool, device), doing=RELEASING)
+                # ComfyUI asks for the memory in the middle of other work, which can go on: workers that died hold none
+                with _failure_is_logged(RELEASING):
+                    pool.call("release", partial(release_body, pool, model, device), doing=RELEASING)
 
     def release_all(self) -> int:
-        """Every model's weights off the devices; bytes that all workers held before."""
+        """Take every model's weights off the devices. Returns the bytes that all workers held before."""
         with self._lock:
             pool = self.running_pool()
             held = sum(pool.shared_state.weights(rank) for rank in range(pool.world_size)) if pool is not None else 0
             for model in self.models:
-                model.release()
+                self.release(model)
             return held
 
     def prune(self) -> None:
-        """Drop models in the workers whose MODEL the host has let go of."""
+        """Have the workers drop every model whose MODEL ComfyUI has dropped."""
         with self._lock:
             pool = self.running_pool()
             if pool is None:
@@ -178,25 +198,31 @@ class Session:
             live = self._live(pool.devices)
             keys = {recipe.key for recipe in live}
             if self._resident - keys:
-                with _warned("dropping unused models"):
+                with _failure_is_logged("dropping unused models"):
                     reply = pool.call("keep", {"keys": sorted(keys), "graph": union(live)}, doing="dropping unused models")
                     self._resident = set(reply["resident"])
 
     def end(self) -> None:
-        """The program ends."""
+        """End the workers because the program ends: no new ones are started."""
         self._ended = True
         self.close()
 
     def close(self) -> None:
-        """End the workers. Does not wait for a call that another thread is in."""
+        """End the workers, without waiting for a call that another thread makes."""
         pool, self._pool = self._pool, None
         self._resident = set()
         if pool is not None:
             pool.shutdown()
 
 
+def release_body(pool: Pool, model: RemoteModel, device: torch.device | None = None) -> dict[str, Any]:
+    """The request to take weights off the devices (off ``device`` only, if it is given), as things stand when it is sent."""
+    ranks = [rank for rank, worker in enumerate(pool.devices) if device is None or worker.is_on(device)]
+    return {"key": model.recipe.key, "ranks": ranks, "wholly": device is None, "reset": pool.out_of_step}
+
+
 def _interrupting(watcher: Watcher) -> Callable[[Pool], bool]:
-    """For waits that have no request to cancel: raise at once."""
+    """While workers start there is no request that they could cancel: this raises ComfyUI's interrupt at once."""
 
     def watch(pool: Pool) -> bool:
         if watcher(pool):
@@ -207,19 +233,12 @@ def _interrupting(watcher: Watcher) -> Callable[[Pool], bool]:
 
 
 @contextlib.contextmanager
-def _warned(doing: str) -> Iterator[None]:
-    """A failure is worth a line in the log, not the end of what the caller does."""
+def _failure_is_logged(doing: str) -> Iterator[None]:
+    """A failure of the block becomes a line in the log, and the caller goes on."""
     try:
         yield
     except SPError as error:
         log.warning("%s: %s", doing, error)
-
-
-def _with_origin(text: str, model: RemoteModel) -> str:
-    """Put the user's node ids where the replayed graph's names stand."""
-    for name, origin in model.recipe.origin.items():
-        text = text.replace(name, origin)
-    return text
 
 
 def _prune_later(reference: weakref.ref[Session]) -> None:

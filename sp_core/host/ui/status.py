@@ -1,22 +1,24 @@
-"""What the workers are doing right now, as plain data. Only looks: never waits, never starts anything."""
+"""What the workers do right now, as plain data and as the route ``GET /sp/status``. Reading it never waits for a worker and starts none."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ...pool.processes import resident_bytes
+from .. import comfy_api
 from .session import session
 
 if TYPE_CHECKING:
     from ...pool.coordinator import Pool
     from .remote_model import RemoteModel
 
-#: step times of the newest run that are told
+#: how many step times of the newest sampling run are shown
 LAST_STEPS = 10
 
 
 def status() -> dict[str, Any]:
-    """State of the pool, its workers and the patched MODELs that the host holds.
+    """State of the pool, its workers and the patched MODELs that ComfyUI holds.
 
     Sizes are bytes, times seconds. ``state``: none, starting, ready.
     """
@@ -29,6 +31,21 @@ def status() -> dict[str, Any]:
         "workers": [] if pool is None else _workers(pool),
         "models": [_model(model) for model in current.models],
     }
+
+
+def register_routes() -> bool:
+    """Add ``GET /sp/status`` to ComfyUI's server. Returns false where there is no server (tests, command line)."""
+    routes = comfy_api.server_routes()
+    if routes is None:
+        return False
+    from aiohttp import web
+
+    @routes.get("/sp/status")
+    async def get_status(request: Any) -> Any:
+        # reading /proc takes a moment, and the event loop has others to serve
+        return web.json_response(await asyncio.get_running_loop().run_in_executor(None, status))
+
+    return True
 
 
 def _workers(pool: Pool) -> list[dict[str, Any]]:

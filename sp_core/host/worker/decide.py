@@ -13,8 +13,8 @@ from ...planner.choose import DegreeChoice, choose
 from ...planner.cost import MeasuredRates
 from ...plans.override import OVERRIDE
 from ...plans.shape import token_count
-from ..patches import wants_whole_batch
 from .forward_call import ForwardCall
+from .patch_check import wants_whole_batch
 from .residency import LoadedModel
 
 log = logging.getLogger(__name__)

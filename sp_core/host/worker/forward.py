@@ -7,8 +7,8 @@ from typing import Any
 from ...parallel.groups import ParallelGroups
 from ...plans.engine import Engine, EnterBlock
 from ...plans.forward_state import ForwardState
+from ..block_skips import put_skips
 from ..options import AROUND_THE_MODEL
-from ..patches import put_skips
 from . import cfg_split
 from .forward_call import ForwardCall
 from .host_functions import host_functions

@@ -22,11 +22,11 @@ from ...pool.protocol import GROUP_TIMEOUT, timeout_s
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
 from .. import comfy_api
-from ..patches import check_patches
 from . import verify
 from .decide import Decider
 from .forward import run_forward
 from .forward_call import ForwardCall
+from .patch_check import check_patches
 from .replay import GraphReplay
 from .residency import LoadedModel, Residency
 
@@ -55,7 +55,7 @@ class HostService:
         """Make a model from the user's graph, and hold it."""
         self.context.show(Phase.REPLAYING)
         with self._residency.progress_of_loading(body["weight_bytes"], comfy_api.process_memory):
-            patcher = self._replay.output(body["graph"], body["node"], body["slot"])
+            patcher = self._replay.output(body["graph"], body["node"], body["output_index"])
         model = _checked(patcher, body["architecture"])
         self._residency.hold(body["key"], model, body["keep"])
         return {"resident": self._residency.keys}

@@ -102,10 +102,10 @@ class SPTestReleaseOneRank:
     CATEGORY = "test"
 
     def release(self, samples, model, rank):
-        from sp_core.host.ui.session import session
+        from sp_core.host.ui.session import release_body, session
 
         pool = session().running_pool()
-        pool.call("release", {**model.sp.release_body(pool), "ranks": [rank], "wholly": False})
+        pool.call("release", {**release_body(pool, model.sp), "ranks": [rank], "wholly": False})
         return {"ui": {"held": [pool.shared_state.weights(other) for other in range(pool.world_size)]}, "result": (samples,)}
 
 

@@ -1,0 +1,30 @@
+"""The nodes' input ``devices``: which devices the text names, and whether these can work together."""
+
+from __future__ import annotations
+
+import platform
+
+from ...pool.devices import WorkerDevice, accelerators, maker, parse_devices, platform_problem
+
+
+def check_devices(devices: str) -> bool | str:
+    """True, or the sentence that says why the text names no devices that exist and can work together."""
+    try:
+        chosen = named_devices(devices)
+    except ValueError as error:
+        return str(error)
+    return why_not_together(chosen) or True
+
+
+def named_devices(devices: str) -> tuple[WorkerDevice, ...]:
+    """The devices that the text names, in its order; none where ``auto`` finds no accelerator.
+
+    Raises:
+        ValueError: it names none that exist.
+    """
+    return parse_devices(devices, *accelerators())
+
+
+def why_not_together(devices: tuple[WorkerDevice, ...]) -> str | None:
+    """Why these devices cannot work together on this system. A single device is never a problem, because it is not used."""
+    return platform_problem(platform.system(), maker(devices[0].kind)) if len(devices) > 1 else None
