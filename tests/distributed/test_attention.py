@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from campaign import parameters
-from distributed.ranks import run_ranks
+from distributed.ranks import RankPools, run_ranks
 from torch import Tensor
 
 from sp_core.attention.local import attention_with_lse
@@ -19,8 +21,9 @@ from sp_core.attention.ring import parallel_attention, ring_attention
 from sp_core.attention.ulysses import ulysses_attention
 from sp_core.comm import CollectiveTransport
 from sp_core.comm.ring import Ring
-from sp_core.layout import FlatLayout, TileLayout
+from sp_core.layout import FlatLayout, SequenceLayout, TileLayout
 from sp_core.parallel.mesh import Meshes
+from sp_core.planner.degrees import Degrees
 
 B, D = 2, 8
 MASKS = [None, "bool", "key-only", "per head", "strengths", "finite minimum", "-inf"]
@@ -55,70 +58,110 @@ def check(name: str, out: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(out, expected, atol=2e-6, rtol=2e-6, msg=lambda text: f"{name}: {text}")
 
 
-def every_layout(rank: int, world_size: int) -> None:
-    meshes = Meshes()
-    layouts = [FlatLayout(29, world_size), FlatLayout(world_size - 1, world_size), TileLayout((2, 5, 3), (world_size, 1), suffix=1)]
-    shapes = [(ring, world_size // ring) for ring in range(1, world_size + 1) if world_size % ring == 0]
-    for layout, H, mask_kind in itertools.product(layouts, (5, 1), MASKS):
-        if layout.tokens < 4 and mask_kind is not None:
-            continue
-        generator = torch.Generator().manual_seed(layout.tokens + H)
-        q, k, v = (torch.randn(B, layout.tokens, H, D, generator=generator) for _ in range(3))
-        mask = None if mask_kind is None else make_mask(mask_kind, layout.tokens, H)
-        expected = layout.shard(sdpa(q, k, v, mask), rank)
-        mask = None if mask is None else to_rank_order(as_BHqk(mask), layout)
-        shards = [layout.shard(x, rank) for x in (q, k, v)]
-        for ring_size, ulysses_size in shapes:
-            mesh = meshes.build(ring=ring_size, ulysses=ulysses_size)
-            transport = CollectiveTransport(mesh.ulysses.group)
-            ring = Ring(mesh.ring.group, transport.stats)
-            name = f"{layout.describe()} {layout.tokens} tokens, {H} heads, mask {mask_kind}, ring {ring_size} x Ulysses {ulysses_size}"
-            out = parallel_attention(*shards, transport, ring, layout.counts, mask=mask)
-            check(name, out, expected)
-            has_heads = mesh.ulysses.rank < H
-            hops = ring_size - 1 if has_heads else 0
-            assert transport.stats.exchanges == (2 if ulysses_size > 1 else 0) + hops, name
-            if ring_size == 1:
-                check(name, ulysses_attention(*shards, transport, layout.counts, sdpa, mask=mask), expected)
-    meshes.close()
+@dataclass(frozen=True)
+class Case:
+    world_size: int
+    ring: int
+    layout: str
+    heads: int
+    mask: str | None
+
+    def __str__(self) -> str:
+        degrees = Degrees(1, self.ring, self.world_size // self.ring).describe()
+        return f"{degrees}, {self.layout}, {self.heads} heads, {self.mask or 'no'} mask"
 
 
-@pytest.mark.parametrize("world_size", parameters(plain=[1, 2, 3, 4], campaign=[6]))
-def test_every_layout_equals_one_process(world_size: int) -> None:
-    run_ranks(world_size, every_layout)
+LAYOUTS: dict[str, Callable[[int], SequenceLayout]] = {
+    "flat": lambda world_size: FlatLayout(29, world_size),
+    "too few tokens": lambda world_size: FlatLayout(world_size - 1, world_size),
+    "tiles": lambda world_size: TileLayout((2, 5, 3), (world_size, 1), suffix=1),
+}
 
 
-def ring_details(rank: int, world_size: int) -> None:
-    # blocks of any length, also none; queries and LSE; another attention that returns LSE
-    ring = Ring()
+def cases(*world_sizes: int) -> list[Case]:
+    return [
+        Case(world_size, ring, layout, heads, mask)
+        for world_size in world_sizes
+        for ring in range(1, world_size + 1)
+        for layout, heads, mask in itertools.product(LAYOUTS, (5, 1), MASKS)
+        # every mask with rows has something in row 3
+        if world_size % ring == 0 and (mask is None or LAYOUTS[layout](world_size).tokens >= 4)
+    ]
+
+
+@functools.cache
+def meshes() -> Meshes:
+    """Those of this rank: their groups stay from case to case."""
+    return Meshes()
+
+
+def check_case(rank: int, world_size: int, case: Case) -> None:
+    layout = LAYOUTS[case.layout](world_size)
+    mesh = meshes().build(ring=case.ring, ulysses=world_size // case.ring)
+    transport = CollectiveTransport(mesh.ulysses.group)
+    ring = Ring(mesh.ring.group, transport.stats)
+    generator = torch.Generator().manual_seed(layout.tokens + case.heads)
+    q, k, v = (torch.randn(B, layout.tokens, case.heads, D, generator=generator) for _ in range(3))
+    mask = None if case.mask is None else make_mask(case.mask, layout.tokens, case.heads)
+    expected = layout.shard(sdpa(q, k, v, mask), rank)
+    mask = None if mask is None else to_rank_order(as_BHqk(mask), layout)
+    shards = [layout.shard(x, rank) for x in (q, k, v)]
+    out = parallel_attention(*shards, transport, ring, layout.counts, mask=mask)
+    exchanges = transport.stats.exchanges
+    if case.ring == 1:
+        check("with another attention", ulysses_attention(*shards, transport, layout.counts, sdpa, mask=mask), expected)
+    check(f"rank {rank}", out, expected)
+    hops = case.ring - 1 if mesh.ulysses.rank < case.heads else 0  # a rank without heads passes nothing on
+    assert exchanges == (2 if mesh.ulysses.size > 1 else 0) + hops
+
+
+@pytest.mark.parametrize("case", parameters(plain=cases(1, 2, 3, 4), campaign=cases(6)), ids=str)
+def test_equals_one_process(ranks: RankPools, case: Case) -> None:
+    ranks.call(case.world_size, check_case, case)
+
+
+def check_ring(rank: int, world_size: int, counts: list[int]) -> None:
     calls = []
 
     def other(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None) -> tuple[Tensor, Tensor]:
         calls.append(k.size(1))
         return attention_with_lse(q.double(), k.double(), v.double(), mask, scale)
 
-    for counts in ([7, 1, 0], [0, 0, 5], [3, 3, 3]):
-        T, start = sum(counts), sum(counts[:rank])
-        q, k, v = (torch.randn(B, T, 3, D, generator=torch.Generator().manual_seed(i)) for i in range(3))
-        mine = [x[:, start : start + counts[rank]] for x in (q, k, v)]
-        out, lse = ring_attention(*mine, ring, counts, attend=other, scale=0.2)
-        expected, expected_lse = attention_with_lse(q, k, v, scale=0.2)
-        check(str(counts), out, expected[:, start : start + counts[rank]])
-        torch.testing.assert_close(lse.float(), expected_lse[:, :, start : start + counts[rank]])
-        assert calls == [counts[(rank - hop) % 3] for hop in range(3)]
-        calls.clear()
-    # half types travel as they are
+    T, start = sum(counts), sum(counts[:rank])
+    q, k, v = (torch.randn(B, T, 3, D, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    mine = [x[:, start : start + counts[rank]] for x in (q, k, v)]
+    out, lse = ring_attention(*mine, Ring(), counts, attend=other, scale=0.2)
+    expected, expected_lse = attention_with_lse(q, k, v, scale=0.2)
+    check(str(counts), out, expected[:, start : start + counts[rank]])
+    torch.testing.assert_close(lse.float(), expected_lse[:, :, start : start + counts[rank]])
+    assert calls == [counts[(rank - hop) % world_size] for hop in range(world_size)]
+
+
+@pytest.mark.parametrize("counts", [[7, 1, 0], [0, 0, 5], [3, 3, 3]], ids=str)
+def test_a_ring_takes_blocks_of_any_length_and_any_attention_with_lse(ranks: RankPools, counts: list[int]) -> None:
+    ranks.call(3, check_ring, counts)
+
+
+def check_half_types(rank: int, world_size: int) -> None:
     q, k, v = (torch.randn(1, 9, 2, D, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(3))
-    out, _ = ring_attention(*(x[:, rank * 3 : rank * 3 + 3] for x in (q, k, v)), ring, [3, 3, 3])
+    out, _ = ring_attention(*(x[:, rank * 3 : rank * 3 + 3] for x in (q, k, v)), Ring(), [3, 3, 3])
     torch.testing.assert_close(out, sdpa(q, k, v)[:, rank * 3 : rank * 3 + 3], atol=0.02, rtol=0.02)
-    for wrong, text in (([3, 3], "2 token counts"), ([4, 3, 3], "owns")):
-        if rank == 0 or text == "2 token counts":
-            with pytest.raises(ValueError, match=text):
-                ring_attention(*(x[:, :3] for x in (q, k, v)), ring, wrong)
 
 
-def test_ring_details() -> None:
-    run_ranks(3, ring_details)
+def test_half_types_travel_a_ring_as_they_are(ranks: RankPools) -> None:
+    ranks.call(3, check_half_types)
+
+
+def check_refusal(rank: int, world_size: int, counts: list[int], wrong_on: tuple[int, ...], message: str) -> None:
+    ring, shard = Ring(), torch.zeros(1, 3, 2, D)
+    if rank in wrong_on:  # on the others the counts are right, and they would wait
+        with pytest.raises(ValueError, match=message):
+            ring_attention(shard, shard, shard, ring, counts)
+
+
+@pytest.mark.parametrize(("counts", "wrong_on", "message"), [([3, 3], (0, 1, 2), "2 token counts"), ([4, 3, 3], (0,), "owns")])
+def test_a_ring_refuses_counts_that_are_wrong(ranks: RankPools, counts: list[int], wrong_on: tuple[int, ...], message: str) -> None:
+    ranks.call(3, check_refusal, counts, wrong_on, message)
 
 
 def live_bytes() -> int:
@@ -153,26 +196,29 @@ def test_ring_memory_does_not_grow_over_fifty_forwards() -> None:
         assert process_grown < 20e6
 
 
-def partial_forms(rank: int, world_size: int) -> list[bytes]:
-    transport, results = CollectiveTransport(), []
-    for H, mask_kind in itertools.product((4, 1), MASKS):
-        counts = FlatLayout(31, world_size).counts
-        start, A = sum(counts[:rank]), 6
-        q, k, v = (torch.randn(B, T, H, D, generator=torch.Generator().manual_seed(i)) for i, T in enumerate((A, 31, 31)))
-        mask = None if mask_kind is None else make_mask(mask_kind, 31, H)
-        if mask is not None and mask.size(-2) != 1:
-            mask = mask[..., :A, :]
-        expected = sdpa(q, k, v, mask)
-        mine = [x[:, start : start + counts[rank]] for x in (k, v)]
-        for form in (partial_cross_attention, exchanged_cross_attention):
-            out = form(q, *mine, transport, counts, mask=mask)
-            check(f"{form.__name__}, {H} heads, mask {mask_kind}", out, expected)
-            results.append(out.contiguous().numpy().tobytes())
-    dist.barrier()
-    return results
+FORMS = {form.__name__: form for form in (partial_cross_attention, exchanged_cross_attention)}
 
 
+def cross_attention(rank: int, world_size: int, form: str, heads: int, mask_kind: str | None) -> bytes:
+    """The output, equal to that of one process, as bytes."""
+    counts = FlatLayout(31, world_size).counts
+    start, A = sum(counts[:rank]), 6
+    q, k, v = (torch.randn(B, T, heads, D, generator=torch.Generator().manual_seed(i)) for i, T in enumerate((A, 31, 31)))
+    mask = None if mask_kind is None else make_mask(mask_kind, 31, heads)
+    if mask is not None and mask.size(-2) != 1:
+        mask = mask[..., :A, :]
+    mine = [x[:, start : start + counts[rank]] for x in (k, v)]
+    out = FORMS[form](q, *mine, CollectiveTransport(), counts, mask=mask)
+    check(f"rank {rank}", out, sdpa(q, k, v, mask))
+    return out.contiguous().numpy().tobytes()
+
+
+@pytest.mark.parametrize("mask_kind", MASKS)
+@pytest.mark.parametrize("heads", [4, 1])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_partial_cross_attention_is_exact_and_equal_on_all_ranks(world_size: int) -> None:
-    first, *others = run_ranks(world_size, partial_forms)
+def test_cross_attention_is_exact_and_equal_on_all_ranks(
+    ranks: RankPools, world_size: int, form: str, heads: int, mask_kind: str | None
+) -> None:
+    first, *others = ranks.call(world_size, cross_attention, form, heads, mask_kind)
     assert all(other == first for other in others)

@@ -1,10 +1,13 @@
-"""Bytes counted in the transports of real forwards against the formula. ``-s`` prints the table."""
+"""Bytes counted in the transports of real forwards against the formula. ``-s`` prints each rank's bytes."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 import torch
-from distributed.ranks import run_ranks
+from distributed.ranks import RankPools
 
 from sp_core.attention.partial import exchanged_cross_attention, partial_cross_attention
 from sp_core.attention.ring import parallel_attention
@@ -13,15 +16,30 @@ from sp_core.comm import CollectiveTransport
 from sp_core.comm.ring import Ring
 from sp_core.layout import FlatLayout, SequenceLayout, TileLayout, choose_split
 from sp_core.parallel.mesh import Meshes
+from sp_core.planner.degrees import Degrees
 from sp_core.planner.traffic import CrossAttention, ForwardShape, cross_bytes, forward_bytes
 
-GRID = (3, 6, 7)
-CROSSES = (None, CrossAttention(5, 7, 4), CrossAttention(5, 7, 4, partial=False))
+LAYOUTS: dict[str, Callable[[int], SequenceLayout]] = {
+    "flat": lambda world_size: FlatLayout(127, world_size),
+    "tiles": lambda world_size: TileLayout((3, 6, 7), choose_split(6, 7, world_size)),
+}
+DEGREES = [Degrees(1, ring, size // ring) for size in (2, 4, 6) for ring in range(1, size + 1) if size % ring == 0]
+CROSSES = {
+    "self-attention only": None,
+    "V2A partial": CrossAttention(5, 7, 4),
+    "V2A exchanged": CrossAttention(5, 7, 4, partial=False),
+}
 
 
-def forward(shape: ForwardShape, layout: SequenceLayout, meshes: Meshes, ring_size: int, rank: int) -> int:
+@functools.cache
+def meshes() -> Meshes:
+    """Those of this rank: their groups stay from case to case."""
+    return Meshes()
+
+
+def forward(shape: ForwardShape, layout: SequenceLayout, ring_size: int, rank: int) -> int:
     """Blocks of self-attention and cross-attention, then the output: what a model sends. Returns the bytes counted."""
-    mesh = meshes.build(ring=ring_size, ulysses=layout.world_size // ring_size)
+    mesh = meshes().build(ring=ring_size, ulysses=layout.world_size // ring_size)
     ulysses, everyone = CollectiveTransport(mesh.ulysses.group), CollectiveTransport(mesh.sp.group)
     everyone.stats = ulysses.stats
     ring = Ring(mesh.ring.group, ulysses.stats)
@@ -39,30 +57,21 @@ def forward(shape: ForwardShape, layout: SequenceLayout, meshes: Meshes, ring_si
     return ulysses.stats.bytes_sent
 
 
-def every_layout(rank: int, world_size: int) -> list[tuple[str, int, int]]:
-    meshes, rows = Meshes(), []
-    layouts = [FlatLayout(127, world_size), TileLayout(GRID, choose_split(*GRID[1:], world_size))]
-    for layout in layouts:
-        for ring_size in (size for size in range(1, world_size + 1) if world_size % size == 0):
-            for pair in CROSSES:
-                shape = ForwardShape(blocks=2, heads=7, head_dim=8, out_channels=6, batch=2, cross=pair)
-                form = "" if pair is None else ", V2A partial" if pair.partial else ", V2A exchanged"
-                name = f"{layout.describe()}, ring {ring_size} x Ulysses {world_size // ring_size}{form}"
-                rows.append((name, forward(shape, layout, meshes, ring_size, rank), forward_bytes(shape, layout, rank, ring_size)))
-    meshes.close()
-    return rows
+def counted_and_predicted(rank: int, world_size: int, layout_name: str, ring_size: int, cross_name: str) -> tuple[int, int]:
+    layout = LAYOUTS[layout_name](world_size)
+    shape = ForwardShape(blocks=2, heads=7, head_dim=8, out_channels=6, batch=2, cross=CROSSES[cross_name])
+    return forward(shape, layout, ring_size, rank), forward_bytes(shape, layout, rank, ring_size)
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 6])
-def test_counted_bytes_equal_the_formula(world_size: int) -> None:
-    by_rank = run_ranks(world_size, every_layout)
-    print(f"\n{world_size} ranks: bytes sent by each rank in one forward, counted = formula")
-    for rows in zip(*by_rank, strict=True):
-        name = rows[0][0]
-        counted, predicted = [row[1] for row in rows], [row[2] for row in rows]
-        print(f"  {name:44} {' '.join(f'{count:7,}' for count in counted)}")
-        assert counted == predicted, name
-        assert min(counted) > 0
+@pytest.mark.parametrize("cross", CROSSES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("degrees", DEGREES, ids=Degrees.describe)
+def test_counted_bytes_equal_the_formula(ranks: RankPools, degrees: Degrees, layout: str, cross: str) -> None:
+    by_rank = ranks.call(degrees.ranks, counted_and_predicted, layout, degrees.ring, cross)
+    counted, predicted = ([pair[index] for pair in by_rank] for index in (0, 1))
+    print(f"\n{degrees.describe()}, {layout}, {cross}: {' '.join(f'{count:7,}' for count in counted)}")
+    assert counted == predicted
+    assert min(counted) > 0
 
 
 def test_bench_of_both_cross_attention_forms() -> None:

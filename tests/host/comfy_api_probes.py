@@ -5,10 +5,12 @@ Each probe does the smallest real thing that would go wrong, and its message say
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import json
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -214,6 +216,11 @@ def host_memory_is_shared_among_workers() -> None:
         management.MAX_PINNED_MEMORY, comfy.memory_management.RAM_CACHE_HEADROOM = before
 
 
+def called(tree: ast.AST) -> set[str]:
+    """Names of the functions that a piece of code calls, without the modules that they are in."""
+    return {ast.unparse(node.func).rpartition(".")[2] for node in ast.walk(tree) if isinstance(node, ast.Call)}
+
+
 @probe
 def what_the_host_does_behind_a_node_can_be_done_here() -> None:
     import comfy.model_management as management
@@ -221,11 +228,18 @@ def what_the_host_does_behind_a_node_can_be_done_here() -> None:
 
     from sp_core.host import comfy_api
 
-    source = inspect.getsource(inspect.getmodule(__import__("execution")))
-    behind = source.split("aimdo_enabled:", 1)[1].split("if has_pending_tasks", 1)[0]
-    for call in ("reset_cast_buffers()", "cleanup_prefetch_queues()", "vbars_reset_watermark_limits()"):
-        expect(call in behind, f"execution.py no longer calls {call} behind a node")
-    expect(behind.count("()") == 3 + behind.count("analyze()"), "execution.py does more behind a node than comfy_api.end_of_node")
+    behind = [
+        part
+        for attempt in ast.walk(ast.parse(inspect.getsource(__import__("execution"))))
+        if isinstance(attempt, ast.Try)
+        for part in attempt.finalbody
+        if isinstance(part, ast.If) and ast.unparse(part.test).endswith("aimdo_enabled")
+    ]
+    expect(len(behind) == 1, "execution.py does nothing under dynamic VRAM behind a node, or does it in more than one place")
+    theirs = called(behind[0]) - {"analyze", "get_console_log_level"}  # words for a debug log
+    ours = called(ast.parse(textwrap.dedent(inspect.getsource(comfy_api.end_of_node)))) - {"dynamic_vram"}
+    expect(theirs - ours == set(), f"behind a node execution.py also calls {sorted(theirs - ours)}, which comfy_api.end_of_node does not")
+    expect(ours - theirs == set(), f"behind a node execution.py no longer calls {sorted(ours - theirs)}, which comfy_api.end_of_node does")
     expect(callable(management.reset_cast_buffers) and callable(comfy.model_prefetch.cleanup_prefetch_queues), "a function is gone")
     comfy_api.end_of_node()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from sp_core.errors import SPError
@@ -95,11 +97,15 @@ def test_idle_devices_are_no_way_to_a_ring_that_cannot_be():
             assert decision.degrees.ring == 1
 
 
-def test_the_line():
+def test_the_line_names_the_choice_and_what_is_predicted_of_it():
     decision = choose(8, 2, shape=WAN_14B, tokens=75_600, rates=NVLINK)
-    assert decision.line("tiles 2x2", "nccl") == (
-        "8 devices: CFG 2 x Ulysses 4, tiles 2x2, nccl, predicted 2.76 s a forward, one device 21.6 s"
-    )
+    line = decision.line("tiles 2x2", "nccl")
+    assert line.startswith("8 devices: CFG 2 x Ulysses 4, tiles 2x2, nccl, predicted ")
+    shared, alone = (float(seconds) for seconds in re.findall(r"([\d.]+) s\b", line))
+    assert alone / shared == pytest.approx(speed_up(WAN_14B, 75_600, 2, NVLINK, Degrees(2, 1, 4)), rel=0.01)
+
+
+def test_the_line_promises_nothing_where_nothing_is_known():
     assert choose(2, 1).line("flat", "shm") == "2 devices: Ulysses 2, flat, shm"
 
 
