@@ -51,8 +51,9 @@ def ulysses_attention(
     """
     kv_token_counts = token_counts if kv_token_counts is None else kv_token_counts
     H = q_BtHD.size(2)
-    for name, tensor, counts in (("q", q_BtHD, token_counts), ("k", k_BtHD, kv_token_counts), ("v", v_BtHD, kv_token_counts)):
-        _check(name, tensor, counts, transport, H)
+    for name, tensor in (("k", k_BtHD), ("v", v_BtHD)):
+        if tensor.size(2) != H:
+            raise ValueError(f"{name} has {tensor.size(2)} heads, q has {H}: repeat grouped heads first")
     q, k, v = _scatter(transport, [(q_BtHD, token_counts), (k_BtHD, kv_token_counts), (v_BtHD, kv_token_counts)])
     B, T, h, _ = q.shape
     expected = (B, T, h, v.size(3))
@@ -79,15 +80,3 @@ def _scatter(transport: Transport, tensors: list[tuple[Tensor, Sequence[int]]]) 
         scattered += transport.scatter_heads(alike, counts)
         tensors = rest
     return scattered
-
-
-def _check(name: str, tensor: Tensor, counts: Sequence[int], transport: Transport, heads: int) -> None:
-    if len(counts) != transport.world_size:
-        raise ValueError(f"{len(counts)} token counts were given for {transport.world_size} ranks")
-    if tensor.dim() != 4 or tensor.size(1) != counts[transport.rank]:
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}; rank {transport.rank} of {transport.world_size} "
-            f"owns {counts[transport.rank]} tokens, so (B, {counts[transport.rank]}, H, D) was due"
-        )
-    if tensor.size(2) != heads:
-        raise ValueError(f"{name} has {tensor.size(2)} heads, q has {heads}: repeat grouped heads first")

@@ -119,7 +119,7 @@ def meshes_and_refusals(rank: int, world_size: int) -> None:
         (lambda: sp_core.send_recv_heads(torch.zeros(1, 3, 8, 1), token_counts=[2] * 4), "was to bring 2"),
         (lambda: sp_core.send_recv_heads(torch.zeros(1, 2, 8, 1), token_counts=[2] * 3), "3 token counts .* 4 ranks"),
         (lambda: sp_core.send_recv_heads(torch.zeros(1, 2, 8, 1), torch.zeros(1, 2, 7, 1), token_counts=[2] * 4), "one shape and dtype"),
-        (lambda: sp_core.gather_heads(torch.zeros(1, 8, 3, 1), num_heads=8, token_counts=[2] * 4), "owns 2 of 8 heads, but axis 2 has 3"),
+        (lambda: sp_core.gather_heads(torch.zeros(1, 8, 3, 1), num_heads=8, token_counts=[2] * 4), "owns 2 of 8 heads, but dim 2 has 3"),
         (lambda: sp_core.gather_output_tokens(torch.zeros(1, 2, 1), [2] * 4, 9), "cannot unpad 8 gathered tokens to 9"),
     ):
         with pytest.raises(ValueError, match=text):

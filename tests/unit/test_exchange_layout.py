@@ -11,8 +11,9 @@ from ctypes import c_int64, c_uint64
 from pathlib import Path
 
 import pytest
+from oracles.addresses import block_share, place_of, row_at, vector_bytes
 
-from sp_core.comm.native.addresses import ALIGN, MAX_WORLD, Copy, Exchange, ExchangeKind, block_share, row_at, vector_bytes
+from sp_core.comm.native.addresses import ALIGN, MAX_WORLD, Copy, Exchange, ExchangeKind
 from sp_core.comm.native.cpu import CExchange
 from sp_core.comm.native.cuda import CLaunch, CStatus
 from sp_core.comm.transports.peer import block_count
@@ -54,7 +55,7 @@ def heads_delivered(exchange: Exchange, source: int, target: int, tensor: int) -
     copy = exchange.copy_between(source, target, tensor, *contiguous_strides(exchange, source))
     for row in range(copy.batch * copy.tokens):
         at_source, at_target = row_at(copy, row)
-        for byte in range(0, copy.run, exchange.head_bytes):
+        for byte in range(0, copy.run_bytes, exchange.head_bytes):
             yield at_source + byte, at_target + byte
 
 
@@ -72,7 +73,7 @@ def test_reference_puts_every_head_where_the_exchange_means_it_to_be(seed: int) 
                 for b in range(exchange.batch):
                     for token in range(tokens):
                         for head in range(heads):
-                            rank, offset = exchange.place_of(source, target, tensor, b, token, head)
+                            rank, offset = place_of(exchange, source, target, tensor, b, token, head)
                             if rank == target:
                                 meant[b * batch_stride + token * token_stride + head * exchange.head_bytes] = offset
                 assert delivered == meant
@@ -123,7 +124,7 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("no C++ compiler")
     library = tmp_path_factory.mktemp("layout") / "probe.so"
-    source = Path(__file__).with_name("layout_probe.cpp")
+    source = Path(__file__).with_name("addresses_probe.cpp")
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover"]
     subprocess.run([compiler, *flags, "-shared", "-fPIC", f"-I{ROOT / 'csrc'}", str(source), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
@@ -160,7 +161,7 @@ def check_case(header: ctypes.CDLL, random: random.Random, exchange: Exchange) -
             assert (at.source, at.target) == row_at(want, row)
             largest = max(largest, at.source, at.target)
         whole = copy_in_header(header, native, source, target, tensor, *strides, 1).value()
-        assert [*range_of(whole)] == [*range_of(want)] if rows < 50 else whole.run * whole.tokens == want.run * want.tokens
+        assert [*range_of(whole)] == [*range_of(want)] if rows < 50 else whole.run_bytes * whole.tokens == want.run_bytes * want.tokens
         for address in (0, random.randrange(4096)):
             assert header.probe_vector(ctypes.byref(have), c_uint64(address), c_uint64(ALIGN)) == vector_bytes(want, address, ALIGN)
         tokens, heads = source_rows(exchange, source)
@@ -168,7 +169,7 @@ def check_case(header: ctypes.CDLL, random: random.Random, exchange: Exchange) -
             element = random.randrange(exchange.batch), random.randrange(tokens), random.randrange(heads)
             offset = c_int64()
             rank = header.probe_place(ctypes.byref(native), source, target, tensor, *map(c_int64, element), ctypes.byref(offset))
-            assert (rank, offset.value) == exchange.place_of(source, target, tensor, *element)
+            assert (rank, offset.value) == place_of(exchange, source, target, tensor, *element)
     return largest
 
 
@@ -176,7 +177,7 @@ def range_of(copy: Copy) -> Iterator[tuple[int, int]]:
     """Every (source, target) byte of a small copy, in order."""
     for row in range(copy.batch * copy.tokens):
         at_source, at_target = row_at(copy, row)
-        for byte in range(copy.run):
+        for byte in range(copy.run_bytes):
             yield at_source + byte, at_target + byte
 
 

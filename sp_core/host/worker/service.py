@@ -15,7 +15,6 @@ import torch
 
 from ...comm import Transport, TransportStats
 from ...comm.choice import make_transport
-from ...comm.watched import WatchedTransport
 from ...errors import SPError
 from ...models.registration import register_models
 from ...parallel.groups import ParallelGroups, ParallelGroupsCache
@@ -177,7 +176,8 @@ class HostService:
             should_abort=self.context.should_abort,
         )
         self._transport_reasons[transport.name] = reason
-        return WatchedTransport(transport, self.context.enter_collective)
+        transport.on_enter = self.context.enter_collective
+        return transport
 
     def _do_call(self, body: dict[str, Any]) -> Any:
         patcher = self._models[body["key"]]
