@@ -22,7 +22,7 @@
 #include <atomic>
 #include <new>
 
-#include "all2all_layout.h"
+#include "all2all_addresses.h"
 
 namespace {
 
@@ -142,12 +142,12 @@ void copy_rows(const Job* jobs, int count, const char* source) {
   constexpr int64_t kPiece = 32 << 10;
   const int64_t rows = jobs[0].copy.batch * jobs[0].copy.tokens;
   int64_t longest = 0;
-  for (int i = 0; i < count; ++i) longest = jobs[i].copy.run > longest ? jobs[i].copy.run : longest;
+  for (int i = 0; i < count; ++i) longest = jobs[i].copy.run_bytes > longest ? jobs[i].copy.run_bytes : longest;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t done = 0; done < longest; done += kPiece) {
       for (int i = 0; i < count; ++i) {
         const sp::Copy& c = jobs[i].copy;
-        const int64_t left = c.run - done;
+        const int64_t left = c.run_bytes - done;
         if (left <= 0) continue;
         const sp::Row at = sp::row_at(c, row);
         memcpy(jobs[i].target + at.target + done, source + at.source + done, left < kPiece ? left : kPiece);

@@ -100,17 +100,17 @@ int spg_copy(int device, const void* arguments, void* stream_handle) {
     for (int tensor = 0; tensor < p.exchange.tensors; ++tensor) {
       const sp::Copy c =
           sp::merged(sp::copy_between(p.exchange, p.rank, to, tensor, p.source_batch[tensor], p.source_token[tensor]));
-      if (c.run == 0 || c.tokens == 0) continue;
+      if (c.run_bytes == 0 || c.tokens == 0) continue;
       for (int64_t b = 0; b < c.batch; ++b) {
         char* into = target + c.target + b * c.target_batch;
         const char* from = p.sources[tensor] + c.source + b * c.source_batch;
         if (c.tokens == 1)
-          SP_TRY(cudaMemcpyAsync(into, from, c.run, cudaMemcpyDefault, stream));
-        else if (c.source_token >= c.run)
-          SP_TRY(cudaMemcpy2DAsync(into, c.target_token, from, c.source_token, c.run, c.tokens, cudaMemcpyDefault, stream));
+          SP_TRY(cudaMemcpyAsync(into, from, c.run_bytes, cudaMemcpyDefault, stream));
+        else if (c.source_token >= c.run_bytes)
+          SP_TRY(cudaMemcpy2DAsync(into, c.target_token, from, c.source_token, c.run_bytes, c.tokens, cudaMemcpyDefault, stream));
         else  // a broadcast token: a pitch cannot say that
           for (int64_t t = 0; t < c.tokens; ++t)
-            SP_TRY(cudaMemcpyAsync(into + t * c.target_token, from + t * c.source_token, c.run, cudaMemcpyDefault, stream));
+            SP_TRY(cudaMemcpyAsync(into + t * c.target_token, from + t * c.source_token, c.run_bytes, cudaMemcpyDefault, stream));
       }
     }
   }

@@ -15,7 +15,7 @@
 
 #include <stdint.h>
 
-#include "all2all_layout.h"
+#include "all2all_addresses.h"
 
 namespace {
 
@@ -83,7 +83,7 @@ __device__ bool wait_for(const uint64_t* address, int shift, uint64_t epoch, con
 
 template <typename Vector>
 __device__ __forceinline__ void copy_rows(const sp::Copy& c, const char* source, char* target, const sp::Share& share) {
-  const int vectors = static_cast<int>(c.run / static_cast<int64_t>(sizeof(Vector)));
+  const int vectors = static_cast<int>(c.run_bytes / static_cast<int64_t>(sizeof(Vector)));
   const int lanes = vectors < kThreads ? vectors : kThreads;
   const int rows_at_once = kThreads / lanes, lane = threadIdx.x % lanes, sub = threadIdx.x / lanes;
   if (sub >= rows_at_once) return;
@@ -110,7 +110,7 @@ __device__ __forceinline__ void copy_rows(const sp::Copy& c, const char* source,
 }
 
 __device__ void copy_to_peer(const sp::Copy& c, const char* source, char* target, const sp::Share& share) {
-  if (c.run == 0 || c.batch * c.tokens == 0) return;
+  if (c.run_bytes == 0 || c.batch * c.tokens == 0) return;
   switch (sp::vector_bytes(c, reinterpret_cast<uint64_t>(source), reinterpret_cast<uint64_t>(target))) {
     case 16: return copy_rows<uint4>(c, source, target, share);
     case 8: return copy_rows<uint2>(c, source, target, share);

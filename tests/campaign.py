@@ -13,4 +13,5 @@ CAMPAIGN = os.environ.get("SP_CAMPAIGN", "") not in ("", "0")
 
 def parameters(*, plain: Iterable[Any], campaign: Iterable[Any]) -> list[Any]:
     """Values for ``pytest.mark.parametrize``: those of every run, then those that only a campaign tries."""
-    return [*plain, *(pytest.param(value, marks=pytest.mark.campaign) for value in campaign)]
+    rows = (value if isinstance(value, tuple) else (value,) for value in campaign)
+    return [*plain, *(pytest.param(*row, marks=pytest.mark.campaign) for row in rows)]

@@ -49,8 +49,9 @@ def ulysses_attention(
             ``attend`` returned another shape.
     """
     H = q_BtHD.size(2)
-    for name, tensor in (("q", q_BtHD), ("k", k_BtHD), ("v", v_BtHD)):
-        _check(name, tensor, token_counts, transport, H)
+    for name, tensor in (("k", k_BtHD), ("v", v_BtHD)):
+        if tensor.size(2) != H:
+            raise ValueError(f"{name} has {tensor.size(2)} heads, q has {H}: repeat grouped heads first")
     q, k, v = _scatter(transport, [q_BtHD, k_BtHD, v_BtHD], token_counts)
     B, T, h, _ = q.shape
     expected = (B, T, h, v.size(3))
@@ -72,15 +73,3 @@ def _scatter(transport: Transport, tensors: list[Tensor], token_counts: Sequence
     for _, alike in itertools.groupby(tensors, key=lambda x: (x.shape, x.dtype)):
         scattered += transport.scatter_heads(list(alike), token_counts)
     return scattered
-
-
-def _check(name: str, tensor: Tensor, counts: Sequence[int], transport: Transport, heads: int) -> None:
-    if len(counts) != transport.world_size:
-        raise ValueError(f"{len(counts)} token counts were given for {transport.world_size} ranks")
-    if tensor.dim() != 4 or tensor.size(1) != counts[transport.rank]:
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}; rank {transport.rank} of {transport.world_size} "
-            f"owns {counts[transport.rank]} tokens, so (B, {counts[transport.rank]}, H, D) was due"
-        )
-    if tensor.size(2) != heads:
-        raise ValueError(f"{name} has {tensor.size(2)} heads, q has {heads}: repeat grouped heads first")

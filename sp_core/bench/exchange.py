@@ -1,4 +1,4 @@
-"""How fast ranks exchange heads on this machine: our transports, the stock collective, and a plain memory copy.
+"""How fast ranks exchange heads on this machine: every transport that works here, and a plain memory copy.
 
 One sample is what an attention block does: q, k and v to head shards in one exchange, then the output back. All methods
 take their turns within one run, so that a busy machine is equally busy for all of them. A sample lasts from the first
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
@@ -28,11 +28,11 @@ from queue import Empty
 import torch
 import torch.distributed as dist
 
+from ..comm.choice import all_gather_facts, decide
 from ..comm.errors import TransportUnavailable
+from ..comm.registry import TRANSPORTS, TransportSpec
 from ..comm.small_collectives import all_gather_ints
 from ..comm.transport import Transport
-from ..comm.transports.collective import CollectiveTransport
-from ..comm.transports.shm import ShmTransport
 from ..layout import shard_sizes
 
 #: (name, (B, T, H, D)) of self-attention in models of interest, at sizes that are divided by :func:`scaled_shapes`
@@ -57,7 +57,7 @@ SAMPLE_BYTES = 24 << 20
 
 @dataclass
 class Row:
-    """One shape; times are milliseconds for a whole block (q, k, v there and the output back), medians."""
+    """One shape, and how long each method takes."""
 
     name: str
     shape: list[int]
@@ -65,11 +65,13 @@ class Row:
     ranks: int
     bytes_per_rank: int
     bit_exact: bool
-    shm_ms: float | None = None
-    gloo_ms: float | None = None
-    memcpy_ms: float | None = None
-    peer_ms: float | None = None
-    nccl_ms: float | None = None
+    #: transport or "memcpy" -> milliseconds for a whole block (q, k, v there and the output back), median
+    times_ms: dict[str, float]
+
+    def plain(self) -> dict[str, object]:
+        """As values for JSON, ``<method>_ms`` for each method."""
+        fields = {name: value for name, value in vars(self).items() if name != "times_ms"}
+        return fields | {f"{method}_ms": value for method, value in self.times_ms.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,15 +88,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append(row)
         print("\n".join(format_row(row, heading=len(rows) == 1)), flush=True)
     if options.json:
-        print(json.dumps({"rows": [{k: v for k, v in asdict(row).items() if v is not None} for row in rows]}), flush=True)
+        print(json.dumps({"rows": [row.plain() for row in rows]}), flush=True)
     return 0 if rows and all(row.bit_exact for row in rows) else 1
 
 
 def format_row(row: Row, *, heading: bool) -> list[str]:
     """Lines of a table for people: a column for each method that was measured."""
-    methods = [name for name in ("shm", "peer", "nccl", "gloo", "memcpy") if getattr(row, f"{name}_ms") is not None]
-    first = "milliseconds".ljust(66) + "".join(name.rjust(10) for name in methods) + "   bit-exact"
-    times = "".join(f"{getattr(row, f'{name}_ms'):10.3f}" for name in methods)
+    widths = {name: max(10, len(name) + 2) for name in row.times_ms}
+    first = "milliseconds".ljust(66) + "".join(name.rjust(width) for name, width in widths.items()) + "   bit-exact"
+    times = "".join(f"{row.times_ms[name]:{width}.3f}" for name, width in widths.items())
     line = f"{row.name} {tuple(row.shape)}".ljust(66) + times + ("   yes" if row.bit_exact else "   NO")
     return [first, line] if heading else [line]
 
@@ -148,9 +150,12 @@ def _run_rank(rank: int, world_size: int, directory: str, device: str, only: str
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(directory) / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=5))
+    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=5))
     try:
-        transports = _transports(device, directory)
+        if device == "cuda":
+            torch.cuda.set_device(_device(device, rank))
+        transports = _transports(_device(device, rank), directory)
         for name, shape in scaled_shapes(world_size):
             if only.lower() not in name.lower():
                 continue
@@ -159,7 +164,7 @@ def _run_rank(rank: int, world_size: int, directory: str, device: str, only: str
                 results.put(row)
         if rank == 0:
             results.put(None)
-        dist.barrier()
+        all_gather_ints(None, [0])
         for transport in transports.values():
             transport.close()
     finally:
@@ -170,34 +175,21 @@ def _device(kind: str, rank: int) -> torch.device:
     return torch.device("cpu") if kind == "cpu" else torch.device("cuda", rank % torch.cuda.device_count())
 
 
-def _transports(device: str, directory: str) -> dict[str, Transport]:
-    """Everything that can be measured here, the reference first."""
-    found: dict[str, Transport] = {}
-    if device == "cpu":
-        found["gloo"] = CollectiveTransport()
-        candidates: dict[str, Callable[[], Transport]] = {"shm": lambda: ShmTransport.create(directory=directory)}
-    else:
-        from ..comm.transports.peer import PeerTransport
-        from ..comm.transports.staged import StagedTransport
-
-        torch.cuda.set_device(_device(device, dist.get_rank()))
-        found["gloo"] = StagedTransport(CollectiveTransport())
-        candidates = {"peer": lambda: PeerTransport.create()}
-        if torch.cuda.device_count() >= dist.get_world_size():
-            found["nccl"] = CollectiveTransport(_nccl_group())
-    for name, create in candidates.items():
+def _transports(device: torch.device, directory: str) -> dict[str, Transport]:
+    """Everything that can be measured here, the fastest first. Collective."""
+    decision = decide(all_gather_facts(None, device))
+    spec, found, left_out = TransportSpec(None, device, directory), {}, dict(decision.refused)
+    for row in TRANSPORTS:
+        if row.name not in decision.order:
+            continue
         try:
-            found[name] = create()
+            found[row.name] = row.make(spec)
         except TransportUnavailable as reason:
-            if dist.get_rank() == 0:
-                print(f"{name}: not measured: {reason}", file=sys.stderr)
+            left_out[row.name] = str(reason)
+    if dist.get_rank() == 0:
+        for name, why in left_out.items():
+            print(f"{name}: not measured: {why}", file=sys.stderr)
     return found
-
-
-def _nccl_group() -> dist.ProcessGroup:
-    group = dist.new_group(backend="nccl")
-    assert isinstance(group, dist.ProcessGroup)
-    return group
 
 
 def _measure_shape(name: str, shape: tuple[int, ...], dtype: torch.dtype, transports: dict[str, Transport], device: torch.device) -> Row:
@@ -221,7 +213,7 @@ def _measure_shape(name: str, shape: tuple[int, ...], dtype: torch.dtype, transp
     methods["memcpy"] = copy
     size = sum(tensor.numel() * tensor.element_size() for tensor in sources)
     repeats = max(1, min(50, SAMPLE_BYTES // max(size, 1)))
-    reference = block(transports["gloo"])
+    reference = block(next(iter(transports.values())))
     exact = all(torch.equal(a, b) for transport in transports.values() for a, b in zip(reference, block(transport), strict=True))
     del reference
     samples: dict[str, list[float]] = {key: [] for key in methods}
@@ -231,13 +223,13 @@ def _measure_shape(name: str, shape: tuple[int, ...], dtype: torch.dtype, transp
             if number >= WARM_UP:
                 samples[key].append(took)
     exact = all(flag for (flag,) in all_gather_ints(None, [exact]))
-    medians = {f"{key}_ms": statistics.median(times) / repeats for key, times in samples.items()}
-    return Row(name, list(shape), str(dtype).removeprefix("torch."), world_size, size, exact, **medians)
+    medians = {key: statistics.median(times) / repeats for key, times in samples.items()}
+    return Row(name, list(shape), str(dtype).removeprefix("torch."), world_size, size, exact, medians)
 
 
 def _sample(method: Callable[[], object], repeats: int, device: torch.device) -> float:
     """Milliseconds from the first rank's start to the last rank's end. Collective."""
-    dist.barrier()
+    all_gather_ints(None, [0])
     started = time.monotonic_ns()
     for _ in range(repeats):
         method()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ExchangeError(RuntimeError):
     """An exchange between ranks did not happen; nothing of it was delivered.
@@ -17,3 +19,8 @@ class ExchangeError(RuntimeError):
 
 class TransportUnavailable(RuntimeError):
     """A transport cannot be set up here; the message is the reason, the same on every rank."""
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """ "rank 3" or "ranks 1, 3"."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

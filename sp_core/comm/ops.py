@@ -2,12 +2,15 @@
 
 :func:`traceable` wraps a transport; its calls are the operators ``sequence_parallel::scatter_heads``, ``::gather_heads`` and
 ``::all_gather_tokens``. Output shapes follow from the arguments alone, for even and uneven shards.
+
+Shape legend as in :mod:`.transport`: a small letter is this rank's part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -20,16 +23,23 @@ _transports: WeakValueDictionary[int, Transport] = WeakValueDictionary()
 _numbers = count()
 
 
-class TraceableTransport(Transport):
-    """A transport whose calls are operators. Owns ``inner``."""
+@Transport.register
+class TraceableTransport:
+    """A transport whose three exchanges are operators; everything else of it is that of ``inner``, which it owns.
+
+    It counts nothing itself: the operators call ``inner``, which checks, counts and says that this rank waits.
+    """
 
     def __init__(self, inner: Transport) -> None:
-        super().__init__(inner.rank, inner.world_size)
-        self.inner = inner
-        self.name = inner.name
-        self.stats = inner.stats
-        self.number = next(_numbers)
+        # past __setattr__, which hands everything on to inner
+        self.__dict__.update(inner=inner, number=next(_numbers))
         _transports[self.number] = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.inner, name, value)
 
     def scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
         H = tensors_BtHD[0].shape[2]
@@ -43,15 +53,6 @@ class TraceableTransport(Transport):
     def all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor:
         return all_gather_tokens(tensor_Bt, list(token_counts), self.number)
 
-    def check(self) -> None:
-        self.inner.check()
-
-    def trim(self) -> None:
-        self.inner.trim()
-
-    def close(self) -> None:
-        self.inner.close()
-
 
 def traceable(transport: Transport) -> TraceableTransport:
     """The transport, for use inside ``torch.compile``."""
@@ -61,8 +62,7 @@ def traceable(transport: Transport) -> TraceableTransport:
 @torch.library.custom_op("sequence_parallel::scatter_heads", mutates_args=())
 def scatter_heads(tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int], heads: int, transport: int) -> list[Tensor]:
     """(B, t, H, D) each to (B, T, heads, D), where ``heads`` is how many of H this rank owns."""
-    outputs = _transports[transport].scatter_heads(tensors_BtHD, token_counts)
-    return [_unaliased(output, tensor) for output, tensor in zip(outputs, tensors_BtHD, strict=True)]
+    return _separate(_transports[transport].scatter_heads(tensors_BtHD, token_counts), tensors_BtHD)
 
 
 @scatter_heads.register_fake
@@ -73,7 +73,7 @@ def _(tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int], heads: int, t
 @torch.library.custom_op("sequence_parallel::gather_heads", mutates_args=())
 def gather_heads(tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int], rank: int, transport: int) -> Tensor:
     """(B, T, h, D) to (B, token_counts[rank], num_heads, D)."""
-    return _unaliased(_transports[transport].gather_heads(tensor_BThD, num_heads, token_counts), tensor_BThD)
+    return _separate([_transports[transport].gather_heads(tensor_BThD, num_heads, token_counts)], [tensor_BThD])[0]
 
 
 @gather_heads.register_fake
@@ -84,7 +84,7 @@ def _(tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int], rank: in
 @torch.library.custom_op("sequence_parallel::all_gather_tokens", mutates_args=())
 def all_gather_tokens(tensor_Bt: Tensor, token_counts: Sequence[int], transport: int) -> Tensor:
     """(B, t, ...) to (B, T, ...)."""
-    return _unaliased(_transports[transport].all_gather_tokens(tensor_Bt, token_counts), tensor_Bt)
+    return _separate([_transports[transport].all_gather_tokens(tensor_Bt, token_counts)], [tensor_Bt])[0]
 
 
 @all_gather_tokens.register_fake
@@ -92,6 +92,14 @@ def _(tensor_Bt: Tensor, token_counts: Sequence[int], transport: int) -> Tensor:
     return tensor_Bt.new_empty((tensor_Bt.shape[0], sum(token_counts), *tensor_Bt.shape[2:]))
 
 
-def _unaliased(output: Tensor, source: Tensor) -> Tensor:
-    """One rank alone gets its input back, which an operator must not return."""
-    return output.clone() if output.untyped_storage().data_ptr() == source.untyped_storage().data_ptr() else output
+def _separate(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs, copied where one shares memory with an input or with another output: torch refuses such an operator.
+
+    A rank alone gets its inputs back; all others get memory of their own and pay nothing here.
+    """
+    seen = {tensor.untyped_storage()._cdata for tensor in inputs}
+    separate = []
+    for output in outputs:
+        separate.append(output.clone() if output.untyped_storage()._cdata in seen else output)
+        seen.add(separate[-1].untyped_storage()._cdata)
+    return separate

@@ -38,9 +38,7 @@ class Ring:
                 dist.P2POp(dist.irecv, receive, group=self.group, group_peer=before),
             ]
         )
-        self.stats.exchanges += 1
-        self.stats.bytes_sent += send.numel()
-        self.stats.seconds += time.perf_counter() - started
+        self.stats.count(send.numel(), started)
         return works
 
     def finish_shift(self, works: list[dist.Work]) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from .errors import TransportUnavailable
+
 
 def group_device(group: dist.ProcessGroup | None) -> torch.device:
     """Where tensors of this group's collectives must lie: the CPU if any of its backends can do that."""
@@ -20,16 +22,32 @@ def group_device(group: dist.ProcessGroup | None) -> torch.device:
 
 def all_gather_ints(group: dist.ProcessGroup | None, values: Sequence[int]) -> list[list[int]]:
     """Every rank's ``values`` (the same count everywhere), in rank order."""
-    device = group_device(group)
-    mine = torch.tensor(list(values), dtype=torch.int64, device=device)
-    everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everybody, mine, group=group)
-    return [tensor.tolist() for tensor in everybody]
+    return [tensor.tolist() for tensor in _all_gather(group, torch.tensor(list(values), dtype=torch.int64))]
 
 
 def all_gather_bytes(group: dist.ProcessGroup | None, value: bytes) -> list[bytes]:
     """Every rank's ``value``, in rank order; lengths may differ."""
     lengths = [length for (length,) in all_gather_ints(group, [len(value)])]
-    padded = value.ljust(max(lengths), b"\0")
-    gathered = all_gather_ints(group, list(padded)) if padded else [[] for _ in lengths]
-    return [bytes(data)[:length] for data, length in zip(gathered, lengths, strict=True)]
+    padded = bytearray(value.ljust(max(lengths), b"\0"))
+    if not padded:
+        return [b"" for _ in lengths]
+    gathered = _all_gather(group, torch.frombuffer(padded, dtype=torch.uint8))
+    return [bytes(tensor.tolist()[:length]) for tensor, length in zip(gathered, lengths, strict=True)]
+
+
+def raise_together(group: dist.ProcessGroup | None, problem: str) -> None:
+    """Raises on every rank if any has a problem; ``problem`` is this rank's, a sentence that names it, or "". Collective.
+
+    Raises:
+        TransportUnavailable: the first rank's problem.
+    """
+    for text in all_gather_bytes(group, problem.encode()):
+        if text:
+            raise TransportUnavailable(text.decode(errors="replace"))
+
+
+def _all_gather(group: dist.ProcessGroup | None, mine: torch.Tensor) -> list[torch.Tensor]:
+    mine = mine.to(group_device(group))
+    everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everybody, mine, group=group)
+    return everybody

@@ -41,7 +41,10 @@ def tried(transport: Transport, group: dist.ProcessGroup | None, device: torch.d
 
 
 def compared(transport: Transport, wanted: Sequence[Tensor] | None, group: dist.ProcessGroup | None, device: torch.device) -> str:
-    """Tries a transport; what failed or differs from ``wanted``, where that is known, or "". The same on every rank. Collective."""
+    """What fails on some rank in the transport's first exchanges, or differs from ``wanted`` (None: nothing is known), or "".
+
+    Collective; every rank gets the same answer.
+    """
     mine, problem = tried(transport, group, device)
     if problem or wanted is None:
         return problem

@@ -87,9 +87,11 @@ def check_exchange(transport: Transport, case: ExchangeCase) -> str | None:
         token_bytes = case.tensors * case.batch * case.head_dim * dtype.itemsize
         away = case.token_counts[rank] * (heads - (high - low)) + (T - case.token_counts[rank]) * (high - low)
         sent, first = sent + away * token_bytes, first + heads
+    gathered = transport.all_gather_tokens(mine_nBtHD[0], case.token_counts)
+    # shards of a gather are padded to the longest
+    sent += max(case.token_counts) * (world_size - 1) * case.batch * H * case.head_dim * dtype.itemsize
     if transport.stats.bytes_sent != sent:
         faults.append(f"counted {transport.stats.bytes_sent} bytes where {sent} left the rank")
-    gathered = transport.all_gather_tokens(mine_nBtHD[0], case.token_counts)
     if not same_bytes(gathered, whole_nBTHD[0]):
         faults.append("all_gather_tokens")
     return "; ".join(faults) or None

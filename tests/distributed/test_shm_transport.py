@@ -1,4 +1,4 @@
-"""The shared-memory exchange: bit-exact whatever the case and the timing, and outputs belong to the caller."""
+"""The shared-memory exchange: bit-exact whatever the timing, and outputs belong to the caller."""
 
 from __future__ import annotations
 
@@ -8,44 +8,22 @@ import shutil
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.exchange_cases import ExchangeCase, check_exchange, exchange_cases, same_bytes
-from distributed.ranks import RankPool, run_ranks
-from hypothesis import HealthCheck, example, given, settings
+from distributed.exchange_cases import same_bytes
+from distributed.ranks import run_ranks
 
 from sp_core.comm.transports.shm import ShmTransport
 from sp_core.comm.transports.shm_slots import SlotPool, rounded_capacity
 from sp_core.layout import shard_range, shard_sizes
 
-CASES_PER_WORLD = 40
 
-
-def serve_shm(rank: int, world_size: int) -> Callable[[ExchangeCase], str | None]:
-    transport = ShmTransport.create()
-    return lambda case: check_exchange(transport, case)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 8, 9])
-def test_exchange_and_inverse_are_bit_exact(world_size: int) -> None:
-    seen = []
-    with RankPool(world_size, serve_shm) as ranks:
-
-        @given(exchange_cases(world_size))
-        @settings(max_examples=CASES_PER_WORLD, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-        @example(ExchangeCase((7,) * world_size, (19, 19, 18), 8, 2, 3, "float8_e4m3fn", True, 0))
-        @example(ExchangeCase((0,) * world_size, (3,), 8, 1, 3, "bfloat16", False, 0))
-        @example(ExchangeCase((0,) * (world_size - 1) + (5,), (1,), 8, 1, 1, "float32", False, 0))
-        def generated(case: ExchangeCase) -> None:
-            seen.append(case)
-            assert ranks.call(case, timeout=240) == [None] * world_size  # the first call waits for the start
-
-        generated()
-    assert len(set(seen)) >= CASES_PER_WORLD
+def held_bytes(pool: SlotPool) -> int:
+    """Capacity of all slots, in use or free."""
+    return sum(slot.capacity for slot in pool._slots)
 
 
 def back_to_back(rank: int, world_size: int, exchanges: int) -> int:
@@ -92,7 +70,7 @@ def keep_everything(rank: int, world_size: int) -> int:
     for number in range(40):
         x_BtHD = torch.full((1, counts[rank], H, 64), float(number))
         outputs.append(transport.scatter_heads([x_BtHD, x_BtHD + 0.5], counts))
-    held = transport.pool.held_bytes
+    held = held_bytes(transport.pool)
     transport.close()  # tensors outlive their transport
     for number, (a, b) in enumerate(outputs):
         assert bool((a == number).all())
@@ -120,7 +98,7 @@ def steady(rank: int, world_size: int) -> tuple[int, int]:
         small = transport.all_gather_tokens(q[..., :1, :], counts)
         del attended, small
         if number in (4, 59):
-            held.append(transport.pool.held_bytes)
+            held.append(held_bytes(transport.pool))
     transport.close()
     return held[0], held[1]
 
@@ -206,7 +184,7 @@ def test_pool_reuses_and_returns_slots() -> None:
         for number in range(30):  # sizes change: what nobody wants any more goes back to the system
             pool.give_back(pool.take(5_000_000 + number))
         pool.take(50_000_000)
-        assert pool.held_bytes < 60_000_000
+        assert held_bytes(pool) < 60_000_000
         assert os.fstat(file).st_blocks * 512 < 70_000_000
         pool.close()
     finally:

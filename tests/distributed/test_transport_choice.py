@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ import torch
 from distributed.ranks import run_ranks
 from torch import Tensor
 
-from sp_core.comm import CollectiveTransport, choice, ops
-from sp_core.comm.choice import Facts, TransportOrder, decide, facts_of, make_transport
+from sp_core.comm import CollectiveTransport, ops
+from sp_core.comm.choice import TransportOrder, decide, facts_of, make_transport
 from sp_core.comm.native import build
+from sp_core.comm.registry import TRANSPORTS, Facts
 from sp_core.comm.transports.collective import device_backend
 from sp_core.comm.transports.shm import ShmTransport
 from sp_core.comm.trial import compared, tried
@@ -26,9 +28,9 @@ CPU = Facts("cpu", "here")
 GPUS = [Facts("cuda", "here", gpu, "cpu:gloo,cuda:nccl") for gpu in "abcd"]
 
 
-def with_rank_1(facts: Sequence[Facts], **changes: str) -> list[Facts]:
+def with_rank_1(facts: Sequence[Facts], **changes: str | dict[str, str]) -> list[Facts]:
     changed = list(facts)
-    changed[1] = Facts(**{**vars(changed[1]), **changes})
+    changed[1] = replace(changed[1], **changes)
     return changed
 
 
@@ -37,10 +39,10 @@ def with_rank_1(facts: Sequence[Facts], **changes: str) -> list[Facts]:
     [
         ([CPU], ("local",), {}),
         ([CPU] * 4, ("shm", "gloo"), {}),
-        (with_rank_1([CPU] * 4, no_shm="no C++ compiler"), ("gloo",), {"shm": "rank 1: no C++ compiler"}),
-        (with_rank_1([CPU] * 2, machine="there"), ("gloo",), {"shm": "rank 1 is on another machine than rank 0, or in another container"}),
+        (with_rank_1([CPU] * 4, lacks={"shm": "no C++ compiler"}), ("gloo",), {"shm": "rank 1: no C++ compiler"}),
+        (with_rank_1([CPU] * 2, host_id="there"), ("gloo",), {"shm": "rank 1 is on another machine than rank 0, or in another container"}),
         (GPUS, ("peer", "nccl", "staged-shm", "staged-gloo"), {}),
-        (with_rank_1(GPUS, no_peer="no CUDA toolkit"), ("nccl", "staged-shm", "staged-gloo"), {"peer": "rank 1: no CUDA toolkit"}),
+        (with_rank_1(GPUS, lacks={"peer": "no CUDA toolkit"}), ("nccl", "staged-shm", "staged-gloo"), {"peer": "rank 1: no CUDA toolkit"}),
         (with_rank_1(GPUS, gpu="a"), ("peer", "staged-shm", "staged-gloo"), {"nccl": "two ranks share a GPU"}),
         (with_rank_1(GPUS, backends="gloo"), ("peer", "staged-shm", "staged-gloo"), {"nccl": "the process group has no device backend"}),
         (
@@ -129,10 +131,10 @@ class Hops(CollectiveTransport):
 def without_a_plain_collective(rank: int, world_size: int, directory: str) -> tuple[str, str]:
     """gloo fails its trial: shared memory is still there, and with SP_NO_EXT nothing is."""
     logging.disable(logging.CRITICAL)
-    choice.CollectiveTransport = Hops  # type: ignore[misc]
-    name, reason = (transport := make_transport(None, "cpu", directory=directory))[0].name, transport[1]
-    transport[0].close()
-    return name, reason
+    rows = [replace(row, make=lambda spec: Hops(spec.group)) if row.name == "gloo" else row for row in TRANSPORTS]
+    transport, reason = make_transport(None, "cpu", directory=directory, rows=rows)
+    transport.close()
+    return transport.name, reason
 
 
 def test_a_stock_collective_that_fails_is_passed_over(tmp_path: Path) -> None:
@@ -143,7 +145,7 @@ def test_a_stock_collective_that_fails_is_passed_over(tmp_path: Path) -> None:
 def test_direct_writes_that_were_turned_off_for_nccl_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: None)
-    assert facts_of(None, torch.device("cuda", 0)).no_peer == "NCCL_P2P_DISABLE is set"
+    assert facts_of(None, torch.device("cuda", 0)).lacks["peer"] == "NCCL_P2P_DISABLE is set"
 
 
 def test_workers_that_build_at_once_build_once(tmp_path: Path) -> None:
@@ -203,22 +205,6 @@ def compiled(rank: int, world_size: int, even: bool) -> int:
 @pytest.mark.parametrize("even", [True, False])
 def test_compiles_without_a_graph_break(even: bool) -> None:
     assert run_ranks(2, compiled, even) == [1, 1]
-
-
-def check_operators(rank: int, world_size: int) -> None:
-    # every rank makes the same calls; errors of the check are raised
-    transport = ops.traceable(ShmTransport.create())
-    for counts in ([3, 3], [4, 1]):
-        x = torch.randn(1, counts[rank], 3, 4)
-        heads = shard_sizes(3, world_size)[rank]
-        torch.library.opcheck(ops.scatter_heads, ([x, x + 1], counts, heads, transport.number))
-        torch.library.opcheck(ops.gather_heads, (torch.randn(1, sum(counts), heads, 4), 3, counts, rank, transport.number))
-        torch.library.opcheck(ops.all_gather_tokens, (x, counts, transport.number))
-    transport.close()
-
-
-def test_opcheck_passes() -> None:
-    run_ranks(2, check_operators)
 
 
 def check_operators_alone(rank: int, world_size: int) -> None:

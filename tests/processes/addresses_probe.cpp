@@ -1,5 +1,5 @@
-// Makes csrc/all2all_layout.h callable from the test of its arithmetic.
-#include "all2all_layout.h"
+// Makes csrc/all2all_addresses.h callable from the test of its arithmetic.
+#include "all2all_addresses.h"
 
 extern "C" {
 

@@ -1,4 +1,4 @@
-"""The index arithmetic of csrc/all2all_layout.h, compiled here, against the Python reference that tests/unit/test_addresses.py checks."""
+"""The index arithmetic of csrc/all2all_addresses.h, compiled here, beside the Python reference of tests/unit/test_addresses.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from generated_exchanges import contiguous_strides, generated_exchange, source_rows
+from oracles.addresses import block_share, place_of, row_at, vector_bytes
 
-from sp_core.comm.native.addresses import ALIGN, MAX_WORLD, Copy, Exchange, block_share, row_at, vector_bytes
+from sp_core.comm.native.addresses import ALIGN, MAX_WORLD, Copy, Exchange
 from sp_core.comm.native.cpu import CExchange
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +79,7 @@ def check_case(header: ctypes.CDLL, random: random.Random, exchange: Exchange) -
             assert (at.source, at.target) == row_at(want, row)
             largest = max(largest, at.source, at.target)
         whole = copy_in_header(header, native, source, target, tensor, *strides, 1).value()
-        assert [*range_of(whole)] == [*range_of(want)] if rows < 50 else whole.run * whole.tokens == want.run * want.tokens
+        assert [*range_of(whole)] == [*range_of(want)] if rows < 50 else whole.run_bytes * whole.tokens == want.run_bytes * want.tokens
         for address in (0, random.randrange(4096)):
             assert header.probe_vector(ctypes.byref(have), c_uint64(address), c_uint64(ALIGN)) == vector_bytes(want, address, ALIGN)
         tokens, heads = source_rows(exchange, source)
@@ -86,7 +87,7 @@ def check_case(header: ctypes.CDLL, random: random.Random, exchange: Exchange) -
             element = random.randrange(exchange.batch), random.randrange(tokens), random.randrange(heads)
             offset = c_int64()
             rank = header.probe_place(ctypes.byref(native), source, target, tensor, *map(c_int64, element), ctypes.byref(offset))
-            assert (rank, offset.value) == exchange.place_of(source, target, tensor, *element)
+            assert (rank, offset.value) == place_of(exchange, source, target, tensor, *element)
     return largest
 
 
@@ -94,7 +95,7 @@ def range_of(copy: Copy) -> Iterator[tuple[int, int]]:
     """Every (source, target) byte of a small copy, in order."""
     for row in range(copy.batch * copy.tokens):
         at_source, at_target = row_at(copy, row)
-        for byte in range(copy.run):
+        for byte in range(copy.run_bytes):
             yield at_source + byte, at_target + byte
 
 

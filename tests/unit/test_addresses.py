@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 from generated_exchanges import contiguous_strides, generated_exchange, source_rows
+from oracles.addresses import block_share, place_of, row_at
 
-from sp_core.comm.native.addresses import Exchange, ExchangeKind, block_share, row_at
+from sp_core.comm.native.addresses import Exchange, ExchangeKind
 from sp_core.comm.transports.peer import block_count
 from sp_core.layout import shard_sizes
 
@@ -18,7 +19,7 @@ def heads_delivered(exchange: Exchange, source: int, target: int, tensor: int) -
     copy = exchange.copy_between(source, target, tensor, *contiguous_strides(exchange, source))
     for row in range(copy.batch * copy.tokens):
         at_source, at_target = row_at(copy, row)
-        for byte in range(0, copy.run, exchange.head_bytes):
+        for byte in range(0, copy.run_bytes, exchange.head_bytes):
             yield at_source + byte, at_target + byte
 
 
@@ -36,7 +37,7 @@ def test_reference_puts_every_head_where_the_exchange_means_it_to_be(seed: int) 
                 for b in range(exchange.batch):
                     for token in range(tokens):
                         for head in range(heads):
-                            rank, offset = exchange.place_of(source, target, tensor, b, token, head)
+                            rank, offset = place_of(exchange, source, target, tensor, b, token, head)
                             if rank == target:
                                 meant[b * batch_stride + token * token_stride + head * exchange.head_bytes] = offset
                 assert delivered == meant

@@ -1,4 +1,4 @@
-"""Where every byte of a head exchange goes: the reference of ``csrc/all2all_layout.h``.
+"""Where every byte of a head exchange goes: the same arithmetic as in ``csrc/all2all_addresses.h``, on whole exchanges.
 
 Shape legend: B batch, T all tokens, t one rank's tokens, H all heads, h one rank's heads. A head
 is ``head_bytes`` bytes (D times the element size): element types do not matter to data movement.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from math import gcd
 
 from ...layout.sharding import shard_offsets, shard_sizes
 
@@ -28,11 +27,14 @@ class ExchangeKind(IntEnum):
 
 @dataclass(frozen=True)
 class Copy:
-    """All that one rank sends to another for one tensor: batch x tokens runs of contiguous bytes."""
+    """All that one rank sends to another for one tensor: batch x tokens runs of ``run_bytes`` contiguous bytes.
+
+    ``source`` and ``target`` are offsets in the sender's tensor and in the receiver's slot, the others byte strides.
+    """
 
     batch: int
     tokens: int
-    run: int
+    run_bytes: int
     source: int
     source_batch: int
     source_token: int
@@ -82,11 +84,6 @@ class Exchange:
     def slot_bytes(self, rank: int) -> int:
         return self.tensors * self.tensor_stride(rank)
 
-    def sent_bytes(self, source: int, target: int) -> int:
-        """Payload from one rank to another, all tensors together."""
-        copy = self.copy_between(source, target, 0, 0, 0)
-        return self.tensors * copy.batch * copy.tokens * copy.run
-
     def copy_between(self, source: int, target: int, tensor: int, source_batch: int, source_token: int) -> Copy:
         """The runs from rank ``source`` to rank ``target``.
 
@@ -102,7 +99,7 @@ class Exchange:
             return Copy(
                 batch=self.batch,
                 tokens=self.token_counts[target],
-                run=self.heads_of(source) * self.head_bytes,
+                run_bytes=self.heads_of(source) * self.head_bytes,
                 source=token_starts[target] * source_token,
                 source_batch=source_batch,
                 source_token=source_token,
@@ -113,7 +110,7 @@ class Exchange:
         return Copy(
             batch=self.batch,
             tokens=self.token_counts[source],
-            run=target_token,
+            run_bytes=target_token,
             source=head_starts[target] * self.head_bytes if self.kind is ExchangeKind.SCATTER_HEADS else 0,
             source_batch=source_batch,
             source_token=source_token,
@@ -121,51 +118,3 @@ class Exchange:
             target_batch=tokens * target_token,
             target_token=target_token,
         )
-
-    def place_of(self, source: int, target: int, tensor: int, b: int, token: int, head: int) -> tuple[int, int]:
-        """(rank, byte offset in its slot) where one head of one token of ``source`` lands.
-
-        Told from the meaning of the three kinds alone, element by element, so that it can check
-        :meth:`copy_between`. ``target`` only matters for an all-gather, which sends to everybody.
-        """
-        head_counts = shard_sizes(self.heads, self.world_size)
-        head_ranges = list(zip(shard_offsets(head_counts), head_counts, strict=True))
-        token_ranges = list(zip(shard_offsets(self.token_counts), self.token_counts, strict=True))
-        if self.kind is ExchangeKind.GATHER_HEADS:
-            rank = next(r for r, (start, size) in enumerate(token_ranges) if start <= token < start + size)
-            index = b, token - token_ranges[rank][0], head_ranges[source][0] + head
-        elif self.kind is ExchangeKind.SCATTER_HEADS:
-            rank = next(r for r, (start, size) in enumerate(head_ranges) if start <= head < start + size)
-            index = b, token_ranges[source][0] + token, head - head_ranges[rank][0]
-        else:
-            rank, index = target, (b, token_ranges[source][0] + token, head)
-        tokens, heads = self.output_rows(rank)
-        at_batch, at_token, at_head = index
-        return rank, tensor * self.tensor_stride(rank) + ((at_batch * tokens + at_token) * heads + at_head) * self.head_bytes
-
-
-def row_at(copy: Copy, row: int) -> tuple[int, int]:
-    """(source offset, target offset) of run number ``row`` of a copy."""
-    b, token = divmod(row, copy.tokens)
-    return (
-        copy.source + b * copy.source_batch + token * copy.source_token,
-        copy.target + b * copy.target_batch + token * copy.target_token,
-    )
-
-
-def vector_bytes(copy: Copy, source_address: int, target_address: int) -> int:
-    """The widest access (1, 2, 4, 8 or 16 bytes) that every run of a copy allows."""
-    values = [copy.run, source_address + copy.source, target_address + copy.target]
-    values += [copy.source_token, copy.target_token] if copy.tokens > 1 else []
-    values += [copy.source_batch, copy.target_batch] if copy.batch > 1 else []
-    return gcd(16, *values)
-
-
-def block_share(block: int, blocks: int, world_size: int, rank: int) -> tuple[int, int, int]:
-    """(peer, index, count): block ``block`` is number ``index`` of the ``count`` blocks that serve ``peer``.
-
-    Blocks rotate over destinations, starting behind the own rank so that no receiver is everybody's first.
-    """
-    served = [[b for b in range(blocks) if b % world_size == lane] for lane in range(world_size)]
-    lane = block % world_size
-    return (lane + rank + 1) % world_size, served[lane].index(block), len(served[lane])

@@ -26,7 +26,7 @@ import torch
 log = logging.getLogger(__name__)
 
 CSRC = Path(__file__).resolve().parents[3] / "csrc"
-HEADERS = ("all2all_layout.h", "all2all_heads.cuh")
+HEADERS = ("all2all_addresses.h", "all2all_heads.cuh")
 CPU_FLAGS = ("-std=c++20", "-O3")
 
 

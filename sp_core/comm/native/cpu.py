@@ -10,7 +10,7 @@ from typing import ClassVar
 from .addresses import MAX_WORLD, Exchange
 
 
-class Status(IntEnum):
+class ExchangeStatus(IntEnum):
     DONE = 0
     WAITING = 1
     MISMATCH = 2
@@ -19,7 +19,7 @@ class Status(IntEnum):
 
 
 class CExchange(ctypes.Structure):
-    """``sp::Exchange`` of ``all2all_layout.h``."""
+    """``sp::Exchange`` of ``all2all_addresses.h``."""
 
     _fields_: ClassVar = [
         ("kind", c_int32),

@@ -6,7 +6,6 @@ xccl). Every faster transport is checked against this one.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -37,13 +36,11 @@ class CollectiveTransport(Transport):
         self.group = group
         self.name = device_backend(dist.get_backend(group)) if name is None else name
 
-    def scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
+    def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
         first = tensors_BtHD[0]
-        if self.world_size == 1:
-            return [tensor.contiguous() for tensor in tensors_BtHD]
         n, (B, t, H, D) = len(tensors_BtHD), first.shape
         heads = shard_sizes(H, self.world_size)
-        h, T = heads[self.rank], sum(token_counts)
+        h = heads[self.rank]
         row = n * B * D * first.element_size()
         # destination-major: for rank p its heads of all tensors, (n, B, t, heads[p], D)
         parts = [torch.stack(chunks).flatten() for chunks in zip(*(x.split(heads, dim=2) for x in tensors_BtHD), strict=True)]
@@ -53,13 +50,10 @@ class CollectiveTransport(Transport):
         # source-major: from rank p its tokens of my heads, (n, B, token_counts[p], h, D)
         shards = received.split([n * B * count * h * D for count in token_counts])
         shards = [x.view(n, B, count, h, D) for x, count in zip(shards, token_counts, strict=True)]
-        out_nBThD = torch.cat(shards, dim=2)
-        assert out_nBThD.shape == (n, B, T, h, D)
-        return list(out_nBThD.unbind(0))
+        # one buffer a tensor, so that each can be kept, freed and written to without the others
+        return [torch.cat([shard[index] for shard in shards], dim=1) for index in range(n)]
 
-    def gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
-        if self.world_size == 1:
-            return tensor_BThD.contiguous()
+    def _gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
         B, _, h, D = tensor_BThD.shape
         heads = shard_sizes(num_heads, self.world_size)
         t = token_counts[self.rank]
@@ -72,10 +66,7 @@ class CollectiveTransport(Transport):
         shards = received.split([B * t * count * D for count in heads])
         return torch.cat([x.view(B, t, count, D) for x, count in zip(shards, heads, strict=True)], dim=2)
 
-    def all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor:
-        if self.world_size == 1:
-            return tensor_Bt
-        started = time.perf_counter()
+    def _all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor:
         mine = tensor_Bt.contiguous()
         B, t, *rest = mine.shape
         row = mine[:, :1].numel() if t else mine.new_empty((B, 1, *rest)).numel()
@@ -86,18 +77,9 @@ class CollectiveTransport(Transport):
         gathered = torch.empty(self.world_size * size, dtype=torch.uint8, device=mine.device)
         _all_gather(gathered, padded.view(torch.uint8), group=self.group)
         shards = gathered.view(mine.dtype).view(self.world_size, -1)
-        out = torch.cat([shard[: count * row].view(B, count, *rest) for shard, count in zip(shards, token_counts, strict=True)], dim=1)
-        self._count(size * (self.world_size - 1), started)
-        return out
+        return torch.cat([shard[: count * row].view(B, count, *rest) for shard, count in zip(shards, token_counts, strict=True)], dim=1)
 
     def _all_to_all(self, send: Tensor, send_bytes: list[int], receive_bytes: list[int]) -> Tensor:
-        started = time.perf_counter()
         received = torch.empty(sum(receive_bytes), dtype=torch.uint8, device=send.device)
         dist.all_to_all_single(received, send.view(torch.uint8), receive_bytes, send_bytes, group=self.group)
-        self._count(sum(send_bytes) - send_bytes[self.rank], started)
         return received
-
-    def _count(self, bytes_sent: int, started: float) -> None:
-        self.stats.exchanges += 1
-        self.stats.bytes_sent += bytes_sent
-        self.stats.seconds += time.perf_counter() - started

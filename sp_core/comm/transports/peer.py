@@ -16,21 +16,22 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import ExchangeError, TransportUnavailable
+from ..errors import ExchangeError, TransportUnavailable, ranks_text
 from ..native.addresses import MAX_WORLD, Exchange, ExchangeKind
 from ..native.build import load_cuda
 from ..native.cuda import CLaunch, CStatus, CudaError, CudaLibrary
-from ..small_collectives import all_gather_bytes, all_gather_ints
+from ..small_collectives import all_gather_ints, raise_together
 from ..transport import DEFAULT_TIMEOUT_S, Transport
 from .collective import CollectiveTransport
-from .direct import ExchangeTransport, Plan
-from .peer_memory import Lease, PeerMemory, Window, agree_on_exchange, raise_first, rounded_slot
+from .direct import ExchangeTransport, PreparedExchange
+from .peer_memory import Lease, PeerMemory, Window, agree_on_exchange, rounded_slot
 
 log = logging.getLogger(__name__)
 
@@ -63,12 +64,16 @@ class PeerTransport(ExchangeTransport):
         *,
         method: Method | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        trial_timeout_s: float | None = None,
         should_abort: Callable[[], str | None] | None = None,
         plain: Callable[[], Transport] | None = None,
     ) -> PeerTransport:
         """Collective over ``group``. Without ``method`` both are measured and the faster one stays.
 
         Args:
+            timeout_s: seconds after which an exchange that does not end is an error.
+            trial_timeout_s: a smaller limit, until :meth:`after_trial`.
+            should_abort: asked from another thread during an exchange; a text that it returns ends the exchange with that text.
             plain: makes what takes over where there is no memory to grow.
 
         Raises:
@@ -86,12 +91,12 @@ class PeerTransport(ExchangeTransport):
                 library.free_status(library.allocate_status()[0])
             except CudaError as error:
                 reason = str(error)
-        for rank, other in enumerate(all_gather_bytes(group, reason.encode())):
-            if other:
-                raise TransportUnavailable(f"rank {rank}: {other.decode(errors='replace')}")
+        raise_together(group, reason and f"rank {dist.get_rank(group)}: {reason}")
         assert library is not None
         transport = cls(group, library, timeout_s=timeout_s, should_abort=should_abort, plain=plain)
         try:
+            if trial_timeout_s is not None:
+                transport.timeout_s = min(timeout_s, trial_timeout_s)
             transport._use(method or transport._faster_method())
         except BaseException:
             transport.close()
@@ -108,7 +113,7 @@ class PeerTransport(ExchangeTransport):
         plain: Callable[[], Transport] | None = None,
     ) -> None:
         super().__init__(dist.get_rank(group), dist.get_world_size(group))
-        self.timeout_s = timeout_s
+        self.timeout_s = self._full_timeout_s = timeout_s
         self.should_abort = should_abort
         self.group = group
         self._library = library
@@ -116,7 +121,7 @@ class PeerTransport(ExchangeTransport):
         self._processors = min(count for (count,) in all_gather_ints(group, [library.multiprocessors()]))
         self._memory = PeerMemory(group, library, _FIRST_SLOT_BYTES)
         self._own_slot: int | None = None  # granted for the next exchange; None right after (re)allocation
-        self._make_plain = plain or (lambda: CollectiveTransport(group))
+        self._make_plain = plain or partial(CollectiveTransport, group)
         self._plain: Transport | None = None  # in use where there was no memory to grow
         self._again = 0  # the exchange at which growing is tried again
         self._watch = Watch(library, self)
@@ -126,8 +131,10 @@ class PeerTransport(ExchangeTransport):
         self.method: Method = method
         self.name = "peer" if method == "kernel" else "peer-copy"
 
-    def check(self) -> None:
-        """Waits until every exchange that was called is complete; raises if one is not."""
+    def after_trial(self) -> None:
+        self.timeout_s = self._full_timeout_s
+
+    def _finish(self) -> None:
         torch.cuda.current_stream().synchronize()
         self._raise_if_failed()
 
@@ -152,44 +159,44 @@ class PeerTransport(ExchangeTransport):
         if self._plain is not None:
             self._plain.close()
 
-    def _move(self, plan: Plan, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _move(self, prepared: PreparedExchange, tensors: Sequence[Tensor]) -> list[Tensor]:
         if torch.cuda.is_current_stream_capturing():
             raise ExchangeError(f"rank {self.rank}: an exchange cannot be captured in a CUDA graph; compile without graphs")
         self._raise_if_failed()
-        need = max(plan.exchange.slot_bytes(rank) for rank in range(self.world_size))
+        need = max(prepared.exchange.slot_bytes(rank) for rank in range(self.world_size))
         if self._plain is not None and self._epoch >= self._again:
             self._leave_plain()
         if self._plain is None and (self._memory.allocation is None or need > self._memory.slot_bytes):
-            self._grow(need, plan.signature)
+            self._grow(need, prepared.signature)
         if self._plain is not None:
-            return through(self._plain, plan, tensors)
-        launch = self._launch(plan, tensors)
+            return through(self._plain, prepared.exchange, tensors)
+        launch = self._launch(prepared, tensors)
         stream = torch.cuda.current_stream().cuda_stream
         if self.method == "copy":
             launch.fixed_slot = self._epoch % 2
             self._library.copy(launch, stream)
-            return self._copied_out(launch.fixed_slot, plan)
+            return self._copied_out(launch.fixed_slot, prepared)
         self._memory.reclaim()
         slot, launch.fixed_slot = (0, 0) if self._own_slot is None else (self._own_slot, -1)
         self._own_slot = launch.next_slot = self._memory.free.pop(0)
         self._library.push(launch, stream)
         if self._memory.free:
-            return _views(self._memory.lend(slot), plan)
+            return _views(self._memory.lend(slot), prepared)
         # tensors of earlier exchanges hold the other slots: this one is needed for the exchange after the next
-        outputs = self._copied_out(slot, plan)
+        outputs = self._copied_out(slot, prepared)
         self._memory.free.append(slot)
         return outputs
 
-    def _copied_out(self, slot: int, plan: Plan) -> list[Tensor]:
-        return [view.clone() for view in _views(self._memory.window(slot), plan)]
+    def _copied_out(self, slot: int, prepared: PreparedExchange) -> list[Tensor]:
+        return [view.clone() for view in _views(self._memory.window(slot), prepared)]
 
-    def _launch(self, plan: Plan, tensors: Sequence[Tensor]) -> CLaunch:
+    def _launch(self, prepared: PreparedExchange, tensors: Sequence[Tensor]) -> CLaunch:
         launch = CLaunch(
-            exchange=plan.native,
+            exchange=prepared.native,
             rank=self.rank,
-            blocks=block_count(plan.exchange, self._processors),
+            blocks=block_count(prepared.exchange, self._processors),
             epoch=self._epoch,
-            signature=zlib.crc32(plan.signature),
+            signature=zlib.crc32(prepared.signature),
             slot_bytes=self._memory.slot_bytes,
             status=self._watch.seen_by_device,
         )
@@ -205,7 +212,7 @@ class PeerTransport(ExchangeTransport):
         """Larger slots on all ranks: all know everybody's need, so all come here in the same exchange."""
         torch.cuda.synchronize(self._library.device)
         self._raise_if_failed()
-        agree_on_exchange(self.group, self.rank, self._epoch, signature)
+        agree_on_exchange(self.group, self._epoch, signature)
         try:
             self._replace_memory(max(rounded_slot(need), _FIRST_SLOT_BYTES))
         except TransportUnavailable as error:  # on every rank alike
@@ -244,8 +251,8 @@ class PeerTransport(ExchangeTransport):
                     self.check()
                     times.append(int((time.perf_counter() - started) * 1e9))
             except RuntimeError as error:
-                problem = f"could not exchange: {error}"
-            raise_first(all_gather_bytes(self.group, problem.encode()))
+                problem = f"rank {self.rank} could not exchange: {error}"
+            raise_together(self.group, problem)
             medians.append(int(statistics.median(times)))
         kernel, copy = (max(column) for column in zip(*all_gather_ints(self.group, medians), strict=True))
         self.stats.reset()
@@ -314,26 +321,21 @@ class Watch:
                 self._status.abort = 1
 
 
-def through(plain: Transport, plan: Plan, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same exchange by another transport."""
-    exchange = plan.exchange
+def through(plain: Transport, exchange: Exchange, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same exchange as a move of another transport, which counts nothing: the caller does."""
     if exchange.kind is ExchangeKind.SCATTER_HEADS:
-        return plain.scatter_heads(tensors, exchange.token_counts)
+        return plain._scatter_heads(tensors, exchange.token_counts)
     if exchange.kind is ExchangeKind.GATHER_HEADS:
-        return [plain.gather_heads(tensors[0], exchange.heads, exchange.token_counts)]
-    return [plain.all_gather_tokens(tensors[0], exchange.token_counts)]
+        return [plain._gather_heads(tensors[0], exchange.heads, exchange.token_counts)]
+    return [plain._all_gather_tokens(tensors[0], exchange.token_counts)]
 
 
-def _views(lease: Lease, plan: Plan) -> list[Tensor]:
-    count = plan.exchange.tensors
-    if plan.output_bytes == 0:
-        return [torch.empty(plan.shape, dtype=plan.dtype, device="cuda") for _ in range(count)]
-    windows = [Window(lease, index * plan.tensor_stride, plan.output_bytes) for index in range(count)]
-    return [torch.as_tensor(window, device="cuda").view(plan.dtype).view(plan.shape) for window in windows]
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+def _views(lease: Lease, prepared: PreparedExchange) -> list[Tensor]:
+    count = prepared.exchange.tensors
+    if prepared.output_bytes == 0:
+        return [torch.empty(prepared.shape, dtype=prepared.dtype, device="cuda") for _ in range(count)]
+    windows = [Window(lease, index * prepared.tensor_stride, prepared.output_bytes) for index in range(count)]
+    return [torch.as_tensor(window, device="cuda").view(prepared.dtype).view(prepared.shape) for window in windows]
 
 
 def block_count(exchange: Exchange, processors: int) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from ..errors import ExchangeError, TransportUnavailable
+from ..errors import TransportUnavailable
 from ..native.cuda import IPC_HANDLE_BYTES, CudaError, CudaLibrary
-from ..small_collectives import all_gather_bytes
+from ..small_collectives import all_gather_bytes, raise_together
+from .direct import other_exchange
 
 #: slots that are larger are few, and as large as needed
 LARGE_SLOT_BYTES = 256 << 20
@@ -25,10 +25,10 @@ def slot_count(slot_bytes: int) -> int:
 
 
 def rounded_slot(need: int) -> int:
-    """Room to grow by a quarter where that is little, in whole 2 MB pages."""
+    """Bytes of a slot for an exchange of ``need`` bytes: a quarter more where that is little, in whole 2 MB pages."""
     page = 2 << 20
-    room = need // 4 if need <= LARGE_SLOT_BYTES // 2 else 0
-    return -(-(need + room) // page) * page
+    spare = need // 4 if need <= LARGE_SLOT_BYTES // 2 else 0
+    return -(-(need + spare) // page) * page
 
 
 class Allocation:
@@ -79,9 +79,9 @@ class PeerMemory:
             self.allocation: Allocation | None = Allocation(library, library.slots_offset + count * slot_bytes)
             handle = self.allocation.handle
         except CudaError as error:
-            problem = f"has no {count * slot_bytes / 1e6:.0f} MB for exchange buffers ({error})"
+            problem = f"rank {rank} has no {count * slot_bytes / 1e6:.0f} MB for exchange buffers ({error})"
         handles = all_gather_bytes(group, handle)
-        raise_first(all_gather_bytes(group, problem.encode()))
+        raise_together(group, problem)
         assert self.allocation is not None
         for peer, other in enumerate(handles):
             if peer == rank:
@@ -91,12 +91,13 @@ class PeerMemory:
                 self.peers.append(library.open(other))
                 self._opened.append(self.peers[-1])
             except CudaError as error:
-                problem = f"cannot open the memory of rank {peer} ({error})"
+                problem = f"rank {rank} cannot open the memory of rank {peer} ({error})"
                 break
-        problems = all_gather_bytes(group, problem.encode())
-        if any(problems):
+        try:
+            raise_together(group, problem)
+        except TransportUnavailable:
             self.close()
-        raise_first(problems)
+            raise
 
     def reclaim(self) -> None:
         """Takes back the slots whose tensors are gone."""
@@ -126,20 +127,9 @@ class PeerMemory:
         self.allocation = None
 
 
-def agree_on_exchange(group: dist.ProcessGroup | None, rank: int, epoch: int, signature: bytes) -> None:
-    """Raises an ExchangeError on every rank if they do not all mean the same exchange."""
+def agree_on_exchange(group: dist.ProcessGroup | None, epoch: int, signature: bytes) -> None:
+    """Raises an ExchangeError on every rank if they do not all mean the same exchange. Collective."""
     everybody = all_gather_bytes(group, signature)
     for other, theirs in enumerate(everybody):
         if theirs != everybody[0]:
-            raise ExchangeError(
-                f"rank {other} came to exchange {epoch} with {theirs.decode(errors='replace')}, but rank 0 with "
-                f"{everybody[0].decode(errors='replace')}; all ranks must run the same model on the same input",
-                other,
-            )
-
-
-def raise_first(reasons: Sequence[bytes]) -> None:
-    """Raises the first rank's reason, if any rank has one."""
-    for rank, reason in enumerate(reasons):
-        if reason:
-            raise TransportUnavailable(f"rank {rank} {reason.decode(errors='replace')}")
+            raise other_exchange(epoch, 0, everybody[0], other, theirs)

@@ -26,13 +26,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import ExchangeError, TransportUnavailable
+from ..errors import ExchangeError, TransportUnavailable, ranks_text
 from ..native.addresses import MAX_WORLD
 from ..native.build import load_cpu
-from ..native.cpu import Status, bind
-from ..small_collectives import all_gather_bytes, all_gather_ints
+from ..native.cpu import ExchangeStatus, bind
+from ..small_collectives import all_gather_ints, raise_together
 from ..transport import DEFAULT_TIMEOUT_S
-from .direct import ExchangeTransport, Plan
+from .direct import ExchangeTransport, PreparedExchange, other_exchange
 from .shm_slots import Slot, SlotPool
 
 #: milliseconds between two looks at the peers' health and at ``should_abort``
@@ -71,31 +71,34 @@ class ShmTransport(ExchangeTransport):
         handle, reason = load_cpu()
         if world_size > MAX_WORLD:
             reason = f"the shared-memory exchange joins at most {MAX_WORLD} ranks"
-        _raise_first(all_gather_bytes(group, reason.encode()))
+        raise_together(group, reason and f"rank {rank}: {reason}")
         assert handle is not None
         library = bind(handle)
         nonce = all_gather_ints(group, [secrets.randbits(62)])[0][0]
-        problems: list[bytes] = []
+        failure: TransportUnavailable | None = None
         for reach in (_reach_by_proc, _reach_by_directory):
             file, opened, problem = reach(group, rank, world_size, nonce, directory, library.sp_prepare)
             context = None
             if not problem:
                 culprit = c_int(-1)
                 context = library.sp_join(rank, world_size, nonce, (c_int * world_size)(*opened), None, _FIRST_MAPPING, culprit)
-                problem = "" if context else f"rank {rank} opened a file that is not the exchange memory of rank {culprit.value}"
+                problem = "" if context else f"opened a file that is not the exchange memory of rank {culprit.value}"
             for other in opened:
                 os.close(other)
-            problems = all_gather_bytes(group, problem.encode())
-            if not any(problems):
-                pids = [pid for (pid,) in all_gather_ints(group, [os.getpid()])]
-                assert context is not None
-                return cls(rank, world_size, library, context, file, pids, timeout_s=timeout_s, should_abort=should_abort)
-            if context:
-                library.sp_leave(context)
-            if file >= 0:
-                os.close(file)
-        _raise_first(problems)
-        raise AssertionError("unreachable")
+            try:
+                raise_together(group, problem and f"rank {rank}: {problem}")
+            except TransportUnavailable as error:
+                failure = error
+                if context:
+                    library.sp_leave(context)
+                if file >= 0:
+                    os.close(file)
+                continue
+            pids = [pid for (pid,) in all_gather_ints(group, [os.getpid()])]
+            assert context is not None
+            return cls(rank, world_size, library, context, file, pids, timeout_s=timeout_s, should_abort=should_abort)
+        assert failure is not None
+        raise failure
 
     def __init__(
         self,
@@ -133,18 +136,18 @@ class ShmTransport(ExchangeTransport):
         self._peers.close()
         os.close(self._file)
 
-    def _move(self, plan: Plan, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _move(self, prepared: PreparedExchange, tensors: Sequence[Tensor]) -> list[Tensor]:
         n = len(tensors)
         self._library.sp_start(
             self._context,
             self._epoch,
-            plan.native,
-            plan.signature,
+            prepared.native,
+            prepared.signature,
             (c_void_p * n)(*(tensor.data_ptr() for tensor in tensors)),
             (c_int64 * n)(*(tensor.stride(0) * tensor.element_size() for tensor in tensors)),
             (c_int64 * n)(*(tensor.stride(1) * tensor.element_size() for tensor in tensors)),
         )
-        need = plan.slot_bytes
+        need = prepared.slot_bytes
         slot = self._granted.pop(self._epoch, None)
         if need and (slot is None or slot.capacity < need):
             if slot is not None:
@@ -152,7 +155,7 @@ class ShmTransport(ExchangeTransport):
             slot = self._grant(self._epoch, need, second=True)
         self._wait()
         self._sizes.record(need)
-        outputs = self._outputs(slot, plan)
+        outputs = self._outputs(slot, prepared)
         if expected := self._sizes.expected_after_next():
             self._granted[self._epoch + 2] = self._grant(self._epoch + 2, expected, second=False)
         return outputs
@@ -165,28 +168,27 @@ class ShmTransport(ExchangeTransport):
         self._library.sp_grant(self._context, epoch, second, slot.offset, slot.capacity)
         return slot
 
-    def _outputs(self, slot: Slot | None, plan: Plan) -> list[Tensor]:
-        size, count = plan.output_bytes, plan.exchange.tensors
+    def _outputs(self, slot: Slot | None, prepared: PreparedExchange) -> list[Tensor]:
+        size, count = prepared.output_bytes, prepared.exchange.tensors
         if slot is None or size == 0:
             if slot is not None:
                 self.pool.give_back(slot)
-            return [torch.empty(plan.shape, dtype=plan.dtype) for _ in range(count)]
+            return [torch.empty(prepared.shape, dtype=prepared.dtype) for _ in range(count)]
         lease = self.pool.lend(slot)
-        views = [
-            torch.frombuffer(lease, dtype=torch.uint8, count=size, offset=index * plan.tensor_stride).view(plan.dtype).view(plan.shape)
-            for index in range(count)
-        ]
+        offsets = [index * prepared.tensor_stride for index in range(count)]
+        parts = [torch.frombuffer(lease, dtype=torch.uint8, count=size, offset=offset) for offset in offsets]
+        views = [part.view(prepared.dtype).view(prepared.shape) for part in parts]
         # a small output that is kept for long must not keep a large slot
-        small = plan.slot_bytes < _COPY_BELOW or 2 * plan.slot_bytes < slot.capacity
+        small = prepared.slot_bytes < _COPY_BELOW or 2 * prepared.slot_bytes < slot.capacity
         return [view.clone() for view in views] if small else views
 
     def _wait(self) -> None:
         deadline = time.monotonic() + self.timeout_s
         while True:
             status = self._library.sp_advance(self._context, _LOOK_MS)
-            if status == Status.DONE:
+            if status == ExchangeStatus.DONE:
                 return
-            if status != Status.WAITING:
+            if status != ExchangeStatus.WAITING:
                 self._explain(status)
             late = [rank for rank in range(self.world_size) if self._library.sp_late(self._context) >> rank & 1]
             for rank in late:
@@ -195,10 +197,10 @@ class ShmTransport(ExchangeTransport):
             if self.should_abort is not None and (text := self.should_abort()):
                 self._fail(ExchangeError(text))
             if time.monotonic() > deadline:
-                who = f"rank {late[0]} is" if len(late) == 1 else f"ranks {', '.join(map(str, late))} are"
                 self._fail(
                     ExchangeError(
-                        f"{who} late: rank {self.rank} has waited {self.timeout_s:g} s in exchange {self._epoch}; "
+                        f"{ranks_text(late)} {'is' if len(late) == 1 else 'are'} late: "
+                        f"rank {self.rank} has waited {self.timeout_s:g} s in exchange {self._epoch}; "
                         "look into that rank's log, or raise SP_TIMEOUT_S",
                         late[0] if len(late) == 1 else None,
                     )
@@ -206,17 +208,10 @@ class ShmTransport(ExchangeTransport):
 
     def _explain(self, status: int) -> NoReturn:
         rank = self._library.sp_culprit(self._context)
-        if status == Status.MISMATCH:
-            theirs = self._library.sp_signature(self._context, rank).decode(errors="replace")
-            mine = self._library.sp_signature(self._context, self.rank).decode(errors="replace")
-            self._fail(
-                ExchangeError(
-                    f"rank {rank} came to exchange {self._epoch} with {theirs}, but rank {self.rank} with {mine}; "
-                    "all ranks must run the same model on the same input",
-                    rank,
-                )
-            )
-        if status == Status.PEER_FAILED:
+        if status == ExchangeStatus.MISMATCH:
+            mine, theirs = (self._library.sp_signature(self._context, other) for other in (self.rank, rank))
+            self._fail(other_exchange(self._epoch, self.rank, mine, rank, theirs))
+        if status == ExchangeStatus.PEER_FAILED:
             message = self._library.sp_message(self._context, rank).decode(errors="replace")
             self._fail(ExchangeError(f"rank {rank} gave up: {message}", rank))
         self._fail(ExchangeError(f"rank {self.rank} could not map the exchange buffer of rank {rank}: out of address space", self.rank))
@@ -226,7 +221,7 @@ class ShmTransport(ExchangeTransport):
 
 
 class _Peers:
-    """Whether the peers' processes live, by descriptors that the system closes the question with."""
+    """Whether the processes of the peers live, told by process descriptors, which outlive a reuse of the process number."""
 
     def __init__(self, rank: int, pids: Sequence[int]) -> None:
         self.pids = list(pids)
@@ -275,12 +270,6 @@ class _SizeMemory:
     def expected_after_next(self) -> int:
         last = self._last[-1]
         return self._followed.get((self._last[-2], last), last) if len(self._last) > 1 else last
-
-
-def _raise_first(reasons: Sequence[bytes]) -> None:
-    for rank, reason in enumerate(reasons):
-        if reason:
-            raise TransportUnavailable(f"rank {rank}: {reason.decode(errors='replace')}")
 
 
 def _prepare(file: int, rank: int, world_size: int, nonce: int, prepare: Callable[..., None]) -> None:

@@ -45,11 +45,6 @@ class SlotPool:
         self._ended: deque[Slot] = deque()
         self._takes = 0
 
-    @property
-    def held_bytes(self) -> int:
-        """Capacity of all slots, in use or free."""
-        return sum(slot.capacity for slot in self._slots)
-
     def take(self, size: int) -> Slot:
         """A slot of at least ``size`` bytes that nobody uses.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -10,26 +11,32 @@ from ..transport import Transport
 
 
 class StagedTransport(Transport):
-    """Copies to the host, exchanges there with ``inner`` (a CPU transport, which it owns), and copies back."""
+    """Copies to the host, moves there as ``inner`` (a transport of CPU tensors, which it owns), and copies back."""
 
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner.rank, inner.world_size)
         self.inner = inner
         self.name = f"staged-{inner.name}"
-        self.stats = inner.stats
+        self.max_tensors = inner.max_tensors
 
-    def scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
+    def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
         device = tensors_BtHD[0].device
-        return [x.to(device) for x in self.inner.scatter_heads([x.cpu() for x in tensors_BtHD], token_counts)]
+        return [x.to(device) for x in self.inner._scatter_heads([x.cpu() for x in tensors_BtHD], token_counts)]
 
-    def gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
-        return self.inner.gather_heads(tensor_BThD.cpu(), num_heads, token_counts).to(tensor_BThD.device)
+    def _gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
+        return self.inner._gather_heads(tensor_BThD.cpu(), num_heads, token_counts).to(tensor_BThD.device)
 
-    def all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor:
-        return self.inner.all_gather_tokens(tensor_Bt.cpu(), token_counts).to(tensor_Bt.device)
+    def _all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor:
+        return self.inner._all_gather_tokens(tensor_Bt.cpu(), token_counts).to(tensor_Bt.device)
 
-    def check(self) -> None:
-        self.inner.check()
+    def _finish(self) -> None:
+        self.inner._finish()
+
+    def _fail(self, error: Exception) -> NoReturn:
+        self.inner._fail(error)
+
+    def after_trial(self) -> None:
+        self.inner.after_trial()
 
     def trim(self) -> None:
         self.inner.trim()

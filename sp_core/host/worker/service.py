@@ -8,7 +8,6 @@ import torch
 
 from ...comm import Transport
 from ...comm.choice import make_transport
-from ...comm.watched import WatchedTransport
 from ...errors import SPError
 from ...models.registration import register_models
 from ...parallel.groups import ParallelGroups, ParallelGroupsCache
@@ -138,7 +137,8 @@ class HostService:
             should_abort=self.context.should_abort,
         )
         self._transport_reasons[transport.name] = reason
-        return WatchedTransport(transport, self.context.enter_collective)
+        transport.on_enter = self.context.enter_collective
+        return transport
 
 
 def _checked(patcher: Any, architecture: str) -> LoadedModel:

@@ -1,0 +1,145 @@
+"""All transports, a row for each: where it works, what it needs, and how it is made.
+
+A transport of CPU tensors needs no second row for devices: moved through host memory
+(:class:`~.transports.staged.StagedTransport`) it is one of their transports too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from .native.build import load_cpu, load_cuda
+from .transport import DEFAULT_TIMEOUT_S, Transport
+from .transports.collective import CollectiveTransport
+from .transports.peer import PeerTransport
+from .transports.shm import ShmTransport
+from .transports.staged import StagedTransport
+
+#: a trial that lasts longer has failed: peer writes that a mainboard maps and then drops never arrive
+TRIAL_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one rank knows about itself."""
+
+    device: str  #: type of its device: "cpu", "cuda", ...
+    host_id: str  #: equal for processes that can share memory
+    gpu: str = ""  #: which GPU, where there is one
+    backends: str = "gloo"  #: of the process group
+    #: name of a transport -> why this rank cannot take part in it
+    lacks: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TransportSpec:
+    """What a transport is made from: the arguments of :func:`sp_core.comm.choice.make_transport`."""
+
+    group: dist.ProcessGroup | None
+    device: torch.device
+    directory: str | Path | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    should_abort: Callable[[], str | None] | None = None
+    #: makes the plain collective that was found to work, if one was
+    plain: Callable[[], Transport] | None = None
+
+
+@dataclass(frozen=True)
+class TransportRow:
+    """One transport. Rows are tried in the order of :data:`TRANSPORTS`, the fastest first."""
+
+    name: str
+    #: type of device whose tensors it moves; "accelerator": whatever the process group's device backend moves
+    device: Literal["cpu", "cuda", "accelerator"]
+    #: collective; may raise TransportUnavailable on all ranks alike
+    make: Callable[[TransportSpec], Transport]
+    #: from everybody's facts, why these ranks cannot use it, or ""; the first reason counts
+    needs: tuple[Callable[[Sequence[Facts]], str], ...] = ()
+    #: asked on each rank: why this rank cannot take part, or ""; builds the compiled part where there is one
+    lacks: Callable[[], str] | None = None
+    #: a stock collective: other transports are verified against the first of these that works
+    plain: bool = False
+
+    def moves(self, devices: Collection[str]) -> bool:
+        """Whether it moves the tensors of ranks on these types of device."""
+        return set(devices) == {self.device} if self.device != "accelerator" else set(devices) != {"cpu"}
+
+    def refusal(self, facts: Sequence[Facts]) -> str:
+        """Why these ranks cannot use it, or ""."""
+        for need in self.needs:
+            if reason := need(facts):
+                return reason
+        return next((f"rank {rank}: {fact.lacks[self.name]}" for rank, fact in enumerate(facts) if self.name in fact.lacks), "")
+
+
+def one_host(facts: Sequence[Facts]) -> str:
+    far = next((rank for rank, fact in enumerate(facts) if fact.host_id != facts[0].host_id), None)
+    return "" if far is None else f"rank {far} is on another machine than rank 0, or in another container"
+
+
+def device_backend(facts: Sequence[Facts]) -> str:
+    if not all(any(name in fact.backends for name in ("nccl", "xccl")) for fact in facts):
+        return "the process group has no device backend"
+    gpus = {(fact.host_id, fact.gpu) for fact in facts}
+    return "two ranks share a GPU" if len(gpus) < len(facts) else ""
+
+
+def gloo_backend(facts: Sequence[Facts]) -> str:
+    return "" if all("gloo" in fact.backends for fact in facts) else "the process group has no gloo backend"
+
+
+def cpu_library() -> str:
+    return load_cpu().reason
+
+
+def cuda_library() -> str:
+    # NCCL_P2P_DISABLE is what people set on machines whose GPUs cannot write to each other's memory
+    if os.environ.get("NCCL_P2P_DISABLE", "0") != "0":
+        return "NCCL_P2P_DISABLE is set"
+    return load_cuda().reason
+
+
+def make_device_collective(spec: TransportSpec) -> Transport:
+    return CollectiveTransport(spec.group)
+
+
+def make_gloo(spec: TransportSpec) -> Transport:
+    return CollectiveTransport(spec.group, "gloo")
+
+
+def make_shm(spec: TransportSpec) -> Transport:
+    return ShmTransport.create(spec.group, directory=spec.directory, timeout_s=spec.timeout_s, should_abort=spec.should_abort)
+
+
+def make_peer(spec: TransportSpec) -> Transport:
+    return PeerTransport.create(
+        spec.group, timeout_s=spec.timeout_s, trial_timeout_s=TRIAL_TIMEOUT_S, should_abort=spec.should_abort, plain=spec.plain
+    )
+
+
+def staged(row: TransportRow) -> TransportRow:
+    """The row of a transport of CPU tensors, as one for devices that goes through host memory."""
+
+    def make_staged(spec: TransportSpec) -> Transport:
+        return StagedTransport(row.make(spec))
+
+    return replace(row, name=f"staged-{row.name}", device="accelerator", make=make_staged)
+
+
+#: a rank alone
+LOCAL = TransportRow("local", "accelerator", make_device_collective, plain=True)
+
+DIRECT = (
+    TransportRow("shm", "cpu", make_shm, needs=(one_host,), lacks=cpu_library),
+    TransportRow("peer", "cuda", make_peer, needs=(one_host,), lacks=cuda_library),
+    TransportRow("nccl", "accelerator", make_device_collective, needs=(device_backend,), plain=True),
+    TransportRow("gloo", "cpu", make_gloo, needs=(gloo_backend,), plain=True),
+)
+TRANSPORTS = (*DIRECT, *(staged(row) for row in DIRECT if row.device == "cpu"))
