@@ -36,7 +36,8 @@ def _register() -> None:
     import comfy.model_detection
     import comfy.supported_models
 
-    from .longcat import keys, lora
+    from .longcat import keys
+    from .longcat import lora as longcat_lora
     from .longcat.config import LongCatVideo, LongCatVideoConfig
 
     detection: Any = comfy.model_detection
@@ -47,14 +48,14 @@ def _register() -> None:
         found = original(state_dict, key_prefix, *args, **kwargs)
         return keys.detect(state_dict, key_prefix) if found is None else found
 
-    def convert_lora(original: Callable[..., Any], weights: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(lora.convert_lora(weights) if lora.is_official(weights) else weights, *args, **kwargs)
+    def convert_lora(original: Callable[..., Any], lora: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(longcat_lora.convert_lora(lora) if longcat_lora.is_official(lora) else lora, *args, **kwargs)
 
     def lora_keys(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         key_map = original(model, *args, **kwargs)
         if isinstance(model, LongCatVideo):
             shapes = {key: value.shape for key, value in model.state_dict().items()}
-            key_map |= lora.key_aliases(shapes)
+            key_map |= longcat_lora.key_aliases(shapes)
         return key_map
 
     if LongCatVideoConfig not in comfy.supported_models.models:

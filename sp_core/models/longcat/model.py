@@ -347,7 +347,7 @@ class LongCatVideoModel(nn.Module):
         for size, axis in zip(grid, "tyx", strict=True):
             positions = torch.arange(size, device=device, dtype=torch.float32)
             axes.append(positions * rope.get(f"scale_{axis}", 1.0) + rope.get(f"shift_{axis}", 0.0))
-        ids_1T3 = rearrange(list(torch.meshgrid(*axes, indexing="ij")), "axis F H W -> 1 (F H W) axis")
+        ids_1T3 = rearrange(list(torch.meshgrid(*axes, indexing="ij")), "coordinate F H W -> 1 (F H W) coordinate")
         # the embedder has the heads before the tokens: (1, 1, T, D / 2, 2, 2)
         return self.rope_embedder(ids_1T3).movedim(1, 2)
 
