@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -172,26 +169,3 @@ def test_translations_name_what_english_names() -> None:
     for node, texts in chinese.items():
         for part in ("inputs", "outputs"):
             assert set(texts[part]) == set(english[node][part]), f"{part} of {node}"
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "sp_core", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-def test_command_line_says_what_it_can_do() -> None:
-    asked, nothing, wrong = run("--help"), run(), run("levitate")
-    assert asked.returncode == 0
-    assert nothing.returncode == wrong.returncode == 2
-    for answer in (asked.stdout, nothing.stderr, wrong.stderr):
-        assert all(command in answer for command in ("demo", "bench", "doctor"))
-    assert all(command in run("bench", "--help").stdout for command in ("exchange", "step", "overhead", "memory"))
-
-
-def test_command_line_needs_no_host(tmp_path: Path) -> None:
-    """The demo says that it found no ComfyUI, and a wrong device list is a sentence."""
-    environment = {**os.environ, "COMFYUI_PATH": str(tmp_path)}
-    command = [sys.executable, "-m", "sp_core", "demo", "--devices", "cpu:0"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 2
-    assert "'cpu:0' asks for 0 CPU workers" in done.stderr
-    assert "Traceback" not in done.stderr
