@@ -37,7 +37,7 @@ def _register() -> None:
     import comfy.supported_models
 
     from .longcat import keys
-    from .longcat import lora as longcat_lora
+    from .longcat import lora as lora_files
     from .longcat.config import LongCatVideo, LongCatVideoConfig
 
     detection: Any = comfy.model_detection
@@ -49,13 +49,13 @@ def _register() -> None:
         return keys.detect(state_dict, key_prefix) if found is None else found
 
     def convert_lora(original: Callable[..., Any], lora: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(longcat_lora.convert_lora(lora) if longcat_lora.is_official(lora) else lora, *args, **kwargs)
+        return original(lora_files.convert_lora(lora) if lora_files.is_official(lora) else lora, *args, **kwargs)
 
     def lora_keys(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         key_map = original(model, *args, **kwargs)
         if isinstance(model, LongCatVideo):
             shapes = {key: value.shape for key, value in model.state_dict().items()}
-            key_map |= longcat_lora.key_aliases(shapes)
+            key_map |= lora_files.key_aliases(shapes)
         return key_map
 
     if LongCatVideoConfig not in comfy.supported_models.models:
