@@ -82,7 +82,7 @@ class Transport(ABC):
         travel in one operation. Outputs are contiguous, share no memory and are owned by the caller.
         """
         self._enter()
-        self._check("scatter_heads", tensors_BtHD, token_counts, token_counts[self.rank : self.rank + 1])
+        self._check_arguments("scatter_heads", tensors_BtHD, token_counts, token_counts[self.rank : self.rank + 1])
         if self.world_size == 1:
             return [tensor.contiguous() for tensor in tensors_BtHD]
         B, t, H, D = tensors_BtHD[0].shape
@@ -96,7 +96,7 @@ class Transport(ABC):
     def gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
         """Head shards back to token shards: (B, T, h, D) becomes (B, t, H, D)."""
         self._enter()
-        self._check("gather_heads", [tensor_BThD], token_counts, token_counts)
+        self._check_arguments("gather_heads", [tensor_BThD], token_counts, token_counts)
         B, T, h, D = tensor_BThD.shape
         if h != (owned := shard_sizes(num_heads, self.world_size)[self.rank]):
             self._fail(ValueError(f"rank {self.rank} owns {owned} of {num_heads} heads, but dim 2 has {h} (gather_heads)"))
@@ -111,7 +111,7 @@ class Transport(ABC):
     def all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor:
         """Every rank's (B, t, ...) concatenated on dim 1, in rank order: (B, T, ...)."""
         self._enter()
-        self._check("all_gather_tokens", [tensor_Bt], token_counts, token_counts[self.rank : self.rank + 1])
+        self._check_arguments("all_gather_tokens", [tensor_Bt], token_counts, token_counts[self.rank : self.rank + 1])
         if self.world_size == 1:
             return tensor_Bt
         B, _, *rest = tensor_Bt.shape
@@ -157,7 +157,7 @@ class Transport(ABC):
         if self.on_enter is not None:
             self.on_enter()
 
-    def _check(self, call: str, tensors: Sequence[Tensor], token_counts: Sequence[int], brought: Sequence[int]) -> None:
+    def _check_arguments(self, call: str, tensors: Sequence[Tensor], token_counts: Sequence[int], brought: Sequence[int]) -> None:
         """Whether the arguments fit each other; ``brought``: the token counts whose sum is dim 1 of each tensor."""
         first, problem = tensors[0], ""
         if len(token_counts) != self.world_size:
