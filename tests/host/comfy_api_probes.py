@@ -211,7 +211,7 @@ def host_memory_is_shared_among_workers() -> None:
         ):
             run()
             headroom = comfy.memory_management.RAM_CACHE_HEADROOM
-            expect(4 << 30 <= headroom <= 20 << 30, f"memory that requested leave free behind a graph: {headroom}")
+            expect(4 << 30 <= headroom <= 20 << 30, f"memory that pinned tensors leave free behind a graph: {headroom}")
     finally:
         management.MAX_PINNED_MEMORY, comfy.memory_management.RAM_CACHE_HEADROOM = before
 
