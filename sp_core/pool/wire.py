@@ -55,44 +55,82 @@ def encode(value: Any) -> Encoded:
     return out
 
 
-def _encode(value: Any, path: str, out: Encoded, depth: int) -> Any:
+def unsendable(value: Any) -> str | None:
+    """The sentence that :func:`encode` would refuse a value with; None for a value that can be sent. Builds nothing."""
+    return _problem(value, "", 0)
+
+
+#: the first class that a value is an instance of gives its tag: a torch.Size is a tuple as well
+_TAGS: tuple[tuple[type, str], ...] = (
+    *((type(None), "plain"), (bool, "plain"), (str, "plain"), (int, "int"), (float, "float"), (Tensor, "tensor")),
+    # ComfyUI hands block numbers over in sets
+    *((torch.Size, "size"), (tuple, "tuple"), (list, "list"), (set, "set"), (frozenset, "frozenset"), (dict, "dict")),
+    *((torch.dtype, "dtype"), (torch.device, "device"), (uuid.UUID, "uuid")),
+)
+_TAG_OF = dict(_TAGS)
+
+
+def _refusal(tag: str | None, value: Any, path: str, depth: int) -> str | None:
+    """Why this node of a tree cannot be sent, whatever is below it; None where it can."""
     if depth > MAX_DEPTH:
-        raise WireError(f"cannot send '{path}': nested deeper than {MAX_DEPTH}")
-    if value is None or isinstance(value, (bool, str)):
+        return f"cannot send '{path}': nested deeper than {MAX_DEPTH}"
+    if tag == "tensor" and value.dtype not in _NAMES:
+        return f"cannot send '{path}': dtype {value.dtype} does not cross the wire"
+    if tag is None or (tag == "dtype" and value not in _NAMES):
+        name = getattr(value, "__qualname__", None) or type(value).__qualname__
+        return f"cannot send '{path}' to the workers: {name} is neither plain data nor a tensor"
+    return None
+
+
+def _tagged(value: Any) -> tuple[str | None, Any]:
+    """(tag, value) of one node; the tag is None where nothing fits. A scalar of numpy counts as the number that it holds."""
+    tag = _TAG_OF.get(type(value)) or next((tag for kind, tag in _TAGS if isinstance(value, kind)), None)
+    if tag is None and type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        number = value.item()
+        return next((tag for kind, tag in _TAGS if isinstance(number, kind)), None), number
+    return tag, value
+
+
+def _items(tag: str | None, value: Any, path: str) -> list[tuple[str, Any]]:
+    """(path, value) of what a node holds."""
+    if tag not in ("tuple", "list", "set", "frozenset", "dict"):
+        return []
+    pairs: Iterable[tuple[Any, Any]] = value.items() if tag == "dict" else enumerate(value)
+    return [(f"{path}.{key}" if path else str(key), item) for key, item in pairs]
+
+
+def _problem(value: Any, path: str, depth: int) -> str | None:
+    tag, value = _tagged(value)
+    if (refusal := _refusal(tag, value, path, depth)) is not None:
+        return refusal
+    below = [(path, key) for key in value] if tag == "dict" else []
+    for place, item in (*below, *_items(tag, value, path)):
+        if (problem := _problem(item, place, depth + 1)) is not None:
+            return problem
+    return None
+
+
+def _encode(value: Any, path: str, out: Encoded, depth: int) -> Any:
+    tag, value = _tagged(value)
+    if (refusal := _refusal(tag, value, path, depth)) is not None:
+        raise WireError(refusal)
+    if tag == "plain":
         return value
-    if isinstance(value, (int, float)):
-        return value if type(value) in (int, float) else int(value) if isinstance(value, int) else float(value)
-
-    def nested(items: Iterable[tuple[Any, Any]]) -> list[Any]:
-        return [_encode(item, f"{path}.{key}" if path else str(key), out, depth + 1) for key, item in items]
-
-    if isinstance(value, Tensor):
-        if value.dtype not in _NAMES:
-            raise WireError(f"cannot send '{path}': dtype {value.dtype} does not cross the wire")
+    if tag in ("int", "float"):
+        # a subclass (an enum, a number of numpy) travels as the plain number
+        return int(value) if tag == "int" else float(value)
+    if tag == "tensor":
         out.tensors.append(value)
         out.paths.append(path)
         return {"tensor": len(out.tensors) - 1}
-    if isinstance(value, torch.Size):
-        return {"size": list(value)}
-    if isinstance(value, tuple):
-        return {"tuple": nested(enumerate(value))}
-    if isinstance(value, list):
-        return {"list": nested(enumerate(value))}
-    if isinstance(value, (set, frozenset)):
-        # the host hands block numbers over in sets
-        return {"set" if isinstance(value, set) else "frozenset": nested(enumerate(value))}
-    if isinstance(value, dict):
-        return {"dict": [[_encode(key, path, out, depth + 1) for key in value], nested(value.items())]}
-    if isinstance(value, torch.dtype) and value in _NAMES:
-        return {"dtype": _NAMES[value]}
-    if isinstance(value, torch.device):
-        return {"device": None}
-    if isinstance(value, uuid.UUID):
-        return {"uuid": value.hex}
-    if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-        return _encode(value.item(), path, out, depth)
-    name = getattr(value, "__qualname__", None) or type(value).__qualname__
-    raise WireError(f"cannot send '{path}' to the workers: {name} is neither plain data nor a tensor")
+    if tag == "size":
+        return {tag: list(value)}
+    if tag in ("dtype", "device", "uuid"):
+        return {tag: _NAMES[value] if tag == "dtype" else value.hex if tag == "uuid" else None}
+    if tag == "dict":
+        keys = [_encode(key, path, out, depth + 1) for key in value]
+        return {"dict": [keys, [_encode(item, place, out, depth + 1) for place, item in _items(tag, value, path)]]}
+    return {tag: [_encode(item, place, out, depth + 1) for place, item in _items(tag, value, path)]}
 
 
 def decode(tree: Any, tensors: list[Tensor], device: torch.device) -> Any:
@@ -195,11 +233,10 @@ def pack(tree: Any, entries: list[dict[str, Any]], tensors: list[Tensor]) -> tup
     return header, offsets, at
 
 
-def unpack(buffer: Tensor, header_bytes: int, device: torch.device, store: dict[int, Tensor] | None = None, copy: bool = True) -> Any:
-    """Read a message from ``buffer`` (uint8, CPU). Tensors land on ``device``.
+def unpack(buffer: Tensor, header_bytes: int, device: torch.device, store: dict[int, Tensor] | None = None) -> Any:
+    """Read a message from ``buffer`` (uint8, CPU). Tensors land on ``device``, none of them a view of the buffer.
 
     ``store`` keeps the tensors that the sender named; later messages refer to them.
-    With ``copy`` false, CPU tensors are views of the buffer.
 
     Raises:
         WireError: the message is malformed.
@@ -214,11 +251,11 @@ def unpack(buffer: Tensor, header_bytes: int, device: torch.device, store: dict[
     if not isinstance(table, list):
         raise WireError("malformed message: no table of tensors")
     start = align(header_bytes)
-    tensors = [_read(entry, buffer, start, device, store, copy) for entry in table]
+    tensors = [_read(entry, buffer, start, device, store) for entry in table]
     return decode(tree, tensors, device)
 
 
-def _read(entry: Any, buffer: Tensor, start: int, device: torch.device, store: dict[int, Tensor] | None, copy: bool) -> Tensor:
+def _read(entry: Any, buffer: Tensor, start: int, device: torch.device, store: dict[int, Tensor] | None) -> Tensor:
     if not isinstance(entry, dict):
         raise WireError("malformed message: a tensor entry that is none")
     if "cached" in entry:
@@ -235,10 +272,8 @@ def _read(entry: Any, buffer: Tensor, start: int, device: torch.device, store: d
     raw = buffer[start + at : start + at + size]
     tensor = raw.view(dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
     keep = entry.get("store")
-    if device.type != "cpu":
-        tensor = tensor.to(device)
-    elif copy or keep is not None:
-        tensor = tensor.clone()
+    # every rank reads the same buffer, and the next message overwrites it
+    tensor = tensor.clone() if device.type == "cpu" else tensor.to(device)
     if keep is not None and store is not None:
         store[keep] = tensor
     return tensor

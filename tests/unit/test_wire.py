@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import uuid
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from sp_core.pool import wire
@@ -90,11 +92,41 @@ def test_what_is_no_plain_data_is_named(value, place):
         wire.encode(value)
 
 
+class Unsendable:
+    """Neither plain data nor a tensor."""
+
+
+odd = st.sampled_from([Unsendable(), print, b"bytes", torch.zeros(1, dtype=torch.complex128), torch.complex128, np.zeros(3)])
+sendable = st.sampled_from(
+    [torch.zeros(2), torch.Size((1, 2)), torch.float32, torch.device("cpu"), uuid.UUID(int=1), np.float32(1), {1, 2}]
+)
+
+
+def nested_mostly(leaves):
+    keys = st.text(max_size=3) | st.integers(0, 9) | st.sampled_from([Unsendable()])
+    return st.recursive(
+        leaves, lambda inner: st.lists(inner, max_size=3) | st.tuples(inner) | st.dictionaries(keys, inner, max_size=3), max_leaves=8
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(nested_mostly(scalars | sendable | odd))
+def test_what_can_be_sent_is_known_without_encoding_it(tree):
+    said = wire.unsendable(tree)
+    event("sent" if said is None else "refused")
+    if said is None:
+        wire.encode(tree)
+    else:
+        with pytest.raises(WireError, match=f"^{re.escape(said)}$"):
+            wire.encode(tree)
+
+
 def test_a_tree_without_end_is_refused():
     endless: list = []
     endless.append(endless)
     with pytest.raises(WireError, match="nested deeper"):
         wire.encode(endless)
+    assert "nested deeper" in wire.unsendable(endless)
 
 
 def test_named_tensors_are_kept_and_found_again():
