@@ -15,6 +15,7 @@ CORE = ROOT / "sp_core"
 LEVELS = {
     "errors": 0,
     "settings": 0,
+    "memory_file": 0,
     "layout": 0,
     "planner": 1,
     "comm": 1,
