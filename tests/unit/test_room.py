@@ -50,8 +50,8 @@ def test_which_worker_is_on_a_device(worker: WorkerDevice, device: str, same: bo
 def test_the_room_is_the_same_before_and_behind_the_first_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = (WorkerDevice("cuda", 1), WorkerDevice("cuda", 0))
     model = RemoteModel(SimpleNamespace(key="key"), devices, plan_named("WanModel"), 14 * GB)  # type: ignore[arg-type]
-    arena = SharedBuffer.create(tmp_path, "shared_state", SharedState.nbytes(2))
-    pool = SimpleNamespace(devices=devices, shared_state=SharedState(arena, 2))
+    buffer = SharedBuffer.create(tmp_path, "shared_state", SharedState.nbytes(2))
+    pool = SimpleNamespace(devices=devices, shared_state=SharedState(buffer, 2))
     session = SimpleNamespace(pool=None)
     monkeypatch.setattr(model, "_session", lambda: SimpleNamespace(running_pool=lambda: session.pool))
     dynamic = False
@@ -61,8 +61,8 @@ def test_the_room_is_the_same_before_and_behind_the_first_forward(tmp_path: Path
         return model.room(int(free * GB), torch.device(device)) / GB
 
     def worker(rank: int, weights: float, spare: float) -> None:
-        pool.shared_state.show_weights(rank, int(weights * GB))
-        pool.shared_state.show_spare(rank, int(spare * GB))
+        pool.shared_state.ranks[rank].weight_bytes = int(weights * GB)
+        pool.shared_state.ranks[rank].spare_bytes = int(spare * GB)
 
     assert room(22) == 8, "without workers all weights are still to come"
     session.pool = pool
@@ -85,4 +85,4 @@ def test_the_room_is_the_same_before_and_behind_the_first_forward(tmp_path: Path
     worker(1, 0, 0)
     assert room(22) == 22
     assert room(22, "cpu") == room(22, "cuda:2") == 22
-    arena.close()
+    buffer.close()

@@ -110,7 +110,8 @@ class RemoteModel:
         pool = self._session().running_pool()
         if pool is not None and pool.devices == self.devices:
             rank = next(rank for rank, worker in enumerate(self.devices) if worker.is_on(device))
-            weights, spare = pool.shared_state.weights(rank), pool.shared_state.spare(rank)
+            state = pool.shared_state.ranks[rank]
+            weights, spare = state.weight_bytes, state.spare_bytes
         # behind the first forward all weights are there that the host lets in; under dynamic VRAM they make way
         there = bool(self.run.steps) or comfy_api.dynamic_vram()
         return room_for_activations(free, spare, 0 if there else int(min(self.weight_bytes, self.allowance)) - weights)

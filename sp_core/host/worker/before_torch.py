@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 
-def prelude(options: dict[str, Any]) -> None:
+def prepare(options: dict[str, Any]) -> None:
     """Before torch: the host's path, its command line and its allocator settings."""
     root = options["host_root"]
     sys.path.insert(0, root)

@@ -27,9 +27,10 @@ from ...plans import Engine, SequencePlan, plan_named, shape
 from ...plans.forward_state import ForwardState
 from ...plans.override import OVERRIDE
 from ...pool.errors import Cancelled
-from ...pool.protocol import GROUP_TIMEOUT, timeout_s
+from ...pool.protocol import GROUP_TIMEOUT
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
+from ...settings import stall_timeout_s
 from .. import comfy_api
 from ..options import AROUND_THE_MODEL
 from ..patches import check_patches, put_skips, wants_whole_batch
@@ -173,7 +174,7 @@ class HostService:
             self.context.device,
             directory=self.context.directory,
             # the coordinator notices first, and knows who keeps whom waiting; this is for when it cannot
-            timeout_s=2 * timeout_s(),
+            timeout_s=2 * stall_timeout_s(),
             should_abort=self.context.should_abort,
         )
         self._transport_reasons[transport.name] = reason
@@ -270,12 +271,12 @@ class HostService:
         self.context.show(Phase.COMPUTING)
 
     def _loading(self, total: int, held: Callable[[], int]) -> AbstractContextManager[None]:
-        return loading.shown(total, held, partial(self.context.shared_state.show_loaded, self.context.rank))
+        return loading.shown(total, held, self.context.own_state.show_loaded)
 
     def _show_memory(self, patcher: Any) -> None:
-        shared_state, rank = self.context.shared_state, self.context.rank
-        shared_state.show_weights(rank, comfy_api.loaded_weights(self.context.device))
-        shared_state.show_spare(rank, comfy_api.spare_memory(patcher) if patcher is not None else 0)
+        state = self.context.own_state
+        state.weight_bytes = comfy_api.loaded_weights(self.context.device)
+        state.spare_bytes = comfy_api.spare_memory(patcher) if patcher is not None else 0
 
     def _deactivate(self) -> None:
         if self._active is not None:
