@@ -37,7 +37,7 @@ Watch = Callable[["Pool"], bool]
 
 @dataclass
 class CallStats:
-    """What one call cost on this side."""
+    """What one call cost the coordinator: bytes written for the workers, bytes that they held already, seconds until the answer."""
 
     bytes_sent: int = 0
     bytes_reused: int = 0
@@ -56,9 +56,9 @@ class Pool:
         self.world_size = len(self.devices)
         self.last_call = CallStats()
         self.usable = False
-        #: ended, or never to be usable
+        #: the workers have ended, or could not be started
         self.over = False
-        #: a request failed on some rank: what the ranks share may be out of step until they make it anew
+        #: a request failed on some rank, so the ranks may have counted collectives differently: they must make their groups anew
         self.out_of_step = False
         #: ranks that have not joined yet
         self.waiting = set(range(self.world_size))

@@ -283,6 +283,14 @@ def test_no_room_on_disk_is_a_sentence(monkeypatch):
         Pool(parse_devices("cpu:2", "cpu", 0), ServiceSpec("echo_service:EchoService"))
 
 
+def test_a_worker_that_the_system_does_not_start_is_a_sentence(monkeypatch):
+    pool = Pool(parse_devices("cpu:2", "cpu", 0), ServiceSpec("echo_service:EchoService"))
+    monkeypatch.setattr(sys, "executable", str(HERE / "no python"))
+    with pytest.raises(SPError, match=r"The worker of rank 0 cannot be started \(No such file or directory\)"):
+        pool.launch()
+    assert pool.over and not pool.workers.directory.exists()
+
+
 def test_a_failure_inside_a_collective_ends_the_pool_within_seconds():
     pool = make_pool("cpu:2")
     started = time.monotonic()
