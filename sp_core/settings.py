@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import os
 
+#: names of the variables, for messages
+STALL_TIMEOUT = "SP_TIMEOUT_S"
+START_TIMEOUT = "SP_START_TIMEOUT_S"
+
 
 def stall_timeout_s() -> float:
     """``SP_TIMEOUT_S``: seconds that a rank may stand still before the pool is given up; 600 where it is not set or is no number."""
-    return _seconds("SP_TIMEOUT_S", 600.0)
+    return _seconds(STALL_TIMEOUT, 600.0)
 
 
 def start_timeout_s() -> float:
     """``SP_START_TIMEOUT_S``: seconds that the workers have to start and join; 180 where it is not set or is no number."""
-    return _seconds("SP_START_TIMEOUT_S", 180.0)
+    return _seconds(START_TIMEOUT, 180.0)
 
 
 def _seconds(variable: str, default: float) -> float:

@@ -35,9 +35,8 @@ if __name__ == "__main__":
     load_package()
     config = json.loads(Path(sys.argv[1]).read_text())
     rank = int(sys.argv[2])
-    if config.get("prelude"):
-        # the host wants a word before torch is imported
-        module_name, function = config["prelude"].split(":")
+    if config["before_torch"]:
+        module_name, function = config["before_torch"].split(":")
         getattr(importlib.import_module(module_name), function)(config["service_options"])
     from sp_core.pool.worker import run
 

@@ -1,14 +1,14 @@
-"""Brings what the workers write to this process's console, each line with its rank.
+"""Brings what the workers write to the coordinator's console, each line with its rank.
 
-torch's launcher can do that too, but with threads that Python waits for at exit, before
-anybody gets the chance to end the workers whose output they wait for.
+The workers write to files and not to pipes: a busy coordinator then never makes them wait,
+and their last words outlive it.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 POLL_S = 0.1
@@ -19,13 +19,26 @@ def _to_console(text: str) -> None:
     sys.stdout.flush()
 
 
-class Console:
-    """Follows the log files of all ranks in one daemon thread."""
+class _Tail:
+    """Reads on in one file, whole lines only."""
 
-    def __init__(self, files: Mapping[int, list[str]], write: Callable[[str], None] = _to_console) -> None:
-        self._open = [(rank, Path(path)) for rank, paths in files.items() for path in paths]
-        self._offsets = dict.fromkeys((path for _, path in self._open), 0)
-        self._partial = dict.fromkeys(self._offsets, b"")
+    def __init__(self, rank: int, path: Path) -> None:
+        self.rank, self._file, self._partial = rank, path.open("rb"), b""
+
+    def new_lines(self, last: bool) -> str:
+        """What was added since the last call; a line that has no end yet only if this is the ``last`` call."""
+        *lines, self._partial = (self._partial + self._file.read()).split(b"\n")
+        if last:
+            lines.append(self._partial)
+            self._file.close()
+        return "".join(f"[SP rank {self.rank}] {line.decode(errors='replace')}\n" for line in lines if line.strip())
+
+
+class Console:
+    """Follows the log files of all ranks in one daemon thread, which nobody waits for when the program ends."""
+
+    def __init__(self, files: Mapping[int, Iterable[Path]], write: Callable[[str], None] = _to_console) -> None:
+        self._tails = [_Tail(rank, path) for rank, paths in files.items() for path in paths]
         self._write = write
         #: two readers would write the same lines twice
         self._reading = threading.Lock()
@@ -34,7 +47,7 @@ class Console:
         self._thread.start()
 
     def catch_up(self) -> None:
-        """Write what is still unread; so a failure's trace stands above the sentence that it ends in."""
+        """Write what is still unread, so that a failure's trace stands above the sentence that tells of it."""
         self._read()
 
     def close(self) -> None:
@@ -49,21 +62,8 @@ class Console:
 
     def _read(self, last: bool = False) -> None:
         with self._reading:
-            for rank, path in self._open:
-                self._bring(rank, path, last)
-
-    def _bring(self, rank: int, path: Path, last: bool) -> None:
-        try:
-            with path.open("rb") as file:
-                file.seek(self._offsets[path])
-                data = file.read()
-        except OSError:
-            return  # not written yet, or gone with the pool
-        self._offsets[path] += len(data)
-        *lines, rest = (self._partial[path] + data).split(b"\n")
-        if last and rest:
-            lines, rest = [*lines, rest], b""
-        self._partial[path] = rest
-        text = "".join(f"[SP rank {rank}] {line.decode(errors='replace')}\n" for line in lines if line.strip())
-        if text:
-            self._write(text)
+            for tail in self._tails:
+                if text := tail.new_lines(last):
+                    self._write(text)
+            if last:
+                self._tails.clear()

@@ -1,14 +1,14 @@
 """Control plane: a gloo group of the coordinator (rank 0) and the workers (rank r + 1).
 
-The group is made from its class, not through ``init_process_group``: the UI process's
-default group belongs to whoever wants it. Rendezvous is a file in the pool's private
+The group is made from its class, not through ``init_process_group``, which would take the
+UI process's default group: other extensions use that. Rendezvous is a file in the pool's private
 directory and the sockets are loopback ones, so nothing is reachable from outside.
-Frames are five int64; what they announce lies in the sender's :class:`SharedBuffer`.
+Frames are four int64; the body that they announce lies in the sender's :class:`SharedBuffer`.
 """
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# liveness is watched by process and by progress, never by a socket's clock
+# The coordinator watches processes and progress to see who is alive; a socket's clock would end long steps.
 _FOREVER = timedelta(days=365)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One message: what it is, for which request, and where its body lies in the sender's arena."""
+    """One message: what it is, for which request, and how large its header and its whole body are in the sender's buffer."""
 
     op: int
     request: int
     header_bytes: int = 0
     total_bytes: int = 0
-    extra: int = 0
 
 
 class ControlGroup:
@@ -50,6 +49,6 @@ class ControlGroup:
 
     def receive(self, source: int) -> Frame:
         """Blocks; raises RuntimeError when the peer is gone."""
-        words = torch.zeros(5, dtype=torch.int64)
+        words = torch.zeros(len(fields(Frame)), dtype=torch.int64)
         self._group.recv([words], source, 0).wait(_FOREVER)
         return Frame(*map(int, words))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import settings
 from ..errors import SPError
 
 
@@ -31,14 +32,14 @@ class WorkerDied(SPError):
 
 
 class WorkerTimeout(SPError):
-    """A worker made no progress for longer than SP_TIMEOUT_S."""
+    """Ranks made no progress for longer than a limit; ``variable`` is the environment variable that raises this limit."""
 
-    def __init__(self, ranks: list[int], seconds: float, doing: str, log_file: str = "") -> None:
+    def __init__(self, ranks: list[int], seconds: float, doing: str, variable: str = settings.STALL_TIMEOUT, log_file: str = "") -> None:
         named = ", ".join(map(str, ranks))
         where = f" Where it stood is in {log_file}" if log_file else ""
         super().__init__(
             f"Rank {named} made no progress for {seconds:.0f} s while {doing}. The pool was stopped and the next prompt "
-            f"starts a new one; if your disk or link is that slow, raise SP_TIMEOUT_S.{where}"
+            f"starts a new one; if your disk or link is that slow, raise {variable}.{where}"
         )
         self.ranks = ranks
 

@@ -1,7 +1,9 @@
 """Starts the worker processes and a private directory for them; ends both.
 
-Processes and log files are torch's own (``torch.distributed.elastic.multiprocessing``). A worker leaves when the process that
-started it is gone, see :mod:`.worker`.
+Each worker leads a session of its own: Ctrl-C in the coordinator's terminal does not reach it, so that the coordinator
+ends it in order, and a kill of its process group takes along what it started. When the coordinator is gone, a worker
+leaves by itself, see :mod:`.worker`. Torch's own launcher is for programs that own their process: it takes over the
+signals of the process that it is used in.
 """
 
 from __future__ import annotations
@@ -14,16 +16,14 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, Std, start_processes
 
 from ..errors import SPError
 from .console import Console
@@ -35,17 +35,19 @@ _PREFIX = "comfyui-sp-"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 #: a stack trace is written in this time
 TRACE_S = 0.5
+#: a process that was killed is gone in this time, unless the system holds it
+KILL_S = 5.0
 #: less free disk than this for logs and rendezvous files, and starting makes no sense
 ROOM_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """What the workers run: ``module:Class`` and its options (JSON), and a function to call before torch is imported."""
+    """What the workers run: ``module:Class`` and its options (JSON), and ``module:function`` to call before torch is imported."""
 
     target: str
     options: dict[str, Any] = field(default_factory=dict)
-    prelude: str | None = None
+    before_torch: str | None = None
 
 
 class Workers:
@@ -55,16 +57,24 @@ class Workers:
         self.devices = tuple(devices)
         remove_stale_directories()
         self.directory = _private_directory()
-        self._context: PContext | None = None
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._console: Console | None = None
         self._spec = service
 
-    def start(self, *, shared_state: str, requests: str, replies: list[str]) -> None:
-        """Start one process a device; the arguments are paths of shared arenas."""
+    def start(self, *, shared_state: str, requests: str, replies: list[str], start_timeout_s: float) -> None:
+        """Start one process a device.
+
+        Args:
+            shared_state, requests, replies: paths of the buffers that the pool shares.
+            start_timeout_s: how long a worker waits for the others when it joins the control group.
+
+        Raises:
+            SPError: the directory cannot be written, or the system starts no process. :meth:`stop` ends those that started.
+        """
         config = {
             "service": self._spec.target,
             "service_options": self._spec.options,
-            "prelude": self._spec.prelude,
+            "before_torch": self._spec.before_torch,
             "devices": [[device.kind, device.index] for device in self.devices],
             "directory": str(self.directory),
             "shared_state": shared_state,
@@ -72,22 +82,33 @@ class Workers:
             "replies": replies,
             "parent": os.getpid(),
             "log_level": os.environ.get("SP_LOG_LEVEL", "INFO"),
+            "start_timeout_s": start_timeout_s,
         }
         config_path = self.directory / "config.json"
         with _readable(self.directory):
             config_path.write_text(json.dumps(config))
-        bootstrap = Path(__file__).with_name("bootstrap.py")
         ranks = range(len(self.devices))
-        with _readable(self.directory):
-            self._context = _in_a_thread(
-                start_processes,
-                name="sp",
-                entrypoint=sys.executable,
-                args={rank: ("-u", str(bootstrap), str(config_path), str(rank)) for rank in ranks},
-                envs={rank: self._environment(rank) for rank in ranks},
-                logs_specs=DefaultLogsSpecs(log_dir=str(self.directory / "logs"), redirects=Std.ALL),
-            )
-        self._console = Console({rank: [self._context.stdouts[rank], self._context.stderrs[rank]] for rank in ranks})
+        for rank in ranks:
+            self._processes[rank] = self._start_rank(rank, config_path)
+        self._console = Console({rank: self._log_files(rank) for rank in ranks})
+
+    def _start_rank(self, rank: int, config: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-u", str(Path(__file__).with_name("bootstrap.py")), str(config), str(rank)]
+        with contextlib.ExitStack() as files:
+            with _readable(self.directory):
+                out, err = (files.enter_context(path.open("wb")) for path in self._log_files(rank))
+            try:
+                return subprocess.Popen(
+                    command, env={**os.environ, **self._environment(rank)}, stdout=out, stderr=err, start_new_session=True
+                )
+            except OSError as error:
+                raise SPError(
+                    f"The worker of rank {rank} cannot be started ({error.strerror or error}). "
+                    "Close other programs, or raise this user's limit of processes and memory, and queue again"
+                ) from error
+
+    def _log_files(self, rank: int) -> tuple[Path, Path]:
+        return self.directory / f"rank{rank}.out", self.directory / f"rank{rank}.err"
 
     def _environment(self, rank: int) -> dict[str, str]:
         device = self.devices[rank]
@@ -104,15 +125,10 @@ class Workers:
             environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         return environment
 
-    def log_file(self, rank: int) -> str:
-        if self._context is None:
-            return str(self.directory / "logs")
-        return self._context.stderrs[rank]
-
     def last_words(self, rank: int, lines: int = 1) -> str:
         """The end of what the rank wrote to its error stream."""
         with contextlib.suppress(OSError):
-            written = _COLOURS.sub("", Path(self.log_file(rank)).read_text(errors="replace")).strip().splitlines()
+            written = _COLOURS.sub("", self._log_files(rank)[1].read_text(errors="replace")).strip().splitlines()
             return "\n".join(written[-lines:])
         return ""
 
@@ -120,7 +136,7 @@ class Workers:
         """Copy the rank's log out of the private directory, which goes away with the pool; returns where it is now."""
         kept = Path(tempfile.gettempdir()) / f"comfyui-sp-rank{rank}.log"
         try:
-            text = Path(self.log_file(rank)).read_text(errors="replace")
+            text = self._log_files(rank)[1].read_text(errors="replace")
             descriptor = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(text)
@@ -145,39 +161,36 @@ class Workers:
 
     def pids(self) -> dict[int, int]:
         """Process number of every rank."""
-        context = self._context
-        return dict(context.pids()) if context is not None else {}
+        return {rank: process.pid for rank, process in self._processes.copy().items()}
 
     def exit_codes(self) -> dict[int, int]:
-        """Exit code of every rank that has ended."""
-        context = self._context
-        if context is None:
-            return {}
-        handlers = context.subprocess_handlers  # type: ignore[attr-defined]
-        return {rank: code for rank, handler in handlers.items() if (code := handler.proc.poll()) is not None}
+        """Exit code of every rank that has ended; that of a signal is negative."""
+        return {rank: code for rank, process in self._processes.copy().items() if (code := process.poll()) is not None}
 
     def stop(self, grace_s: float) -> None:
         """Wait ``grace_s`` for the workers to leave by themselves, then kill what is left of them."""
-        if self._context is not None:
-            deadline = time.monotonic() + grace_s
-            while len(self.exit_codes()) < len(self.devices) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            self.kill()
-            with _quiet():
-                self._context.close(death_sig=signal.SIGKILL, timeout=5)
-            self._context = None
+        self._wait(grace_s)
+        self.kill()
+        self._wait(KILL_S)
+        self._processes = {}
         if self._console is not None:
             self._console.close()
             self._console = None
 
+    def _wait(self, seconds: float) -> None:
+        """Until every worker has ended, but no longer than this."""
+        deadline = time.monotonic() + seconds
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+
     def kill(self) -> None:
         """End the workers at once, and what they started."""
-        ended = self.exit_codes()
-        for rank, pid in self.pids().items():
-            if rank in ended:
+        for process in self._processes.copy().values():
+            if process.poll() is not None:
                 continue  # its number may be somebody else's by now
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)
 
     def remove_directory(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -208,41 +221,6 @@ def _readable(place: Path) -> Iterator[None]:
             f"The workers cannot be started: {place} cannot be written ({error.strerror or error}). "
             "Free some disk space there, or set TMPDIR to a folder that has some, and queue again"
         ) from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warnings of torch's launcher: what they warn of is what is wanted here."""
-
-    def drop(record: logging.LogRecord) -> bool:
-        return record.levelno > logging.WARNING
-
-    torchs = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
-    torchs.addFilter(drop)
-    try:
-        yield
-    finally:
-        torchs.removeFilter(drop)
-
-
-def _in_a_thread(function: Callable[..., PContext], **kwargs: Any) -> PContext:
-    """Start processes from a thread of their own: in the main thread torch would take over this process's signals."""
-    started: list[PContext] = []
-    failed: list[BaseException] = []
-
-    def target() -> None:
-        try:
-            with _quiet():
-                started.append(function(**kwargs))
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=target, name="sp-launch")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return started[0]
 
 
 def _loopback_interface() -> str:

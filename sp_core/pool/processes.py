@@ -1,4 +1,7 @@
-"""What the operating system knows of a process, without anything to install."""
+"""What the operating system knows of a process.
+
+Read from /proc: psutil is a requirement of ComfyUI and not of this package, so only host/ uses it.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Keeps the process at most a few blocks ahead of its device.
+"""Keeps a worker at most a few blocks ahead of its device.
 
-Kernels are queued much faster than they run, so the process would be at the end of a
-forward while the device is in its first blocks: a cancel, the progress line and the
-watch over a rank that stands still would then speak of the queue, not of the work.
+A worker queues kernels much faster than its device runs them: it would be at the end of a
+forward while the device is in the first blocks. A cancel, the progress line and the watch
+over a rank that stands still would then follow the queue and not the work.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections import deque
 
 import torch
 
-#: blocks that may be queued: enough that the device never waits for the process
-AHEAD = 2
+#: enough that the device never waits for the worker
+MAX_BLOCKS_IN_FLIGHT = 2
 
 
-class Pace:
-    """Call :meth:`keep` before each block. Does nothing on a CPU, where nothing is queued."""
+class RunAheadLimit:
+    """Call :meth:`wait_before_block` before each block. Does nothing on a CPU, where nothing is queued."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._marks: deque[torch.Event] = deque()
+        self._block_ends: deque[torch.Event] = deque()
 
-    def keep(self) -> None:
-        """Wait until all but the last ``AHEAD`` blocks have run."""
+    def wait_before_block(self) -> None:
+        """Wait until the device has run all but the last ``MAX_BLOCKS_IN_FLIGHT`` of the blocks that were queued."""
         if self.device.type == "cpu":
             return
-        mark = torch.Event(self.device)
-        mark.record(torch.accelerator.current_stream(self.device))
-        self._marks.append(mark)
-        if len(self._marks) > AHEAD:
-            self._marks.popleft().synchronize()
+        end = torch.Event(self.device)
+        end.record(torch.accelerator.current_stream(self.device))
+        self._block_ends.append(end)
+        if len(self._block_ends) > MAX_BLOCKS_IN_FLIGHT:
+            self._block_ends.popleft().synchronize()

@@ -1,10 +1,4 @@
-"""Shared memory between the processes of one pool.
-
-The owner creates an anonymous memory file and the peers open it through
-``/proc/<pid>/fd``: it needs no name, no room under /dev/shm, and vanishes with its last
-process whatever way that dies. Where there is no memfd, a file in the pool's private
-directory does the same job and goes with the directory.
-"""
+"""A growable byte buffer in memory that the processes of one pool share, see :mod:`..memory_file`."""
 
 from __future__ import annotations
 
@@ -14,6 +8,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from .. import memory_file
 
 
 class SharedBuffer:
@@ -28,18 +24,20 @@ class SharedBuffer:
 
     @classmethod
     def create(cls, directory: Path, name: str, size: int = 0) -> SharedBuffer:
-        if hasattr(os, "memfd_create"):
-            fd = os.memfd_create(f"sp-{name}", os.MFD_CLOEXEC)
-            return cls(fd, f"/proc/{os.getpid()}/fd/{fd}", size)
+        """A new buffer that this process owns; it is a file in ``directory`` only where there are no memory files."""
+        if memory_file.available():
+            fd = memory_file.create(f"sp-{name}")
+            return cls(fd, memory_file.path_of(fd), size)
         path = directory / name
-        return cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), str(path), size)
+        return cls(memory_file.create_at(path), str(path), size)
 
     @classmethod
     def attach(cls, path: str) -> SharedBuffer:
-        return cls(os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0)), path, 0)
+        """The buffer that another process created, by the owner's ``path``."""
+        return cls(memory_file.attach(path), path, 0)
 
     def reserve(self, size: int) -> None:
-        """Owner: make the buffer at least ``size`` bytes. Its content may be lost to readers' old views."""
+        """The owner makes the buffer at least ``size`` bytes. A view that a reader took before may not see what is written after."""
         if size > self._size:
             size = max(size, 2 * self._size, mmap.PAGESIZE)
             os.ftruncate(self._fd, size)
@@ -56,8 +54,8 @@ class SharedBuffer:
         return self._view[:size]
 
     def _map(self, size: int) -> None:
-        # sampling grows the buffer in inference mode, and the unload button writes to it outside: a tensor that was
-        # made in that mode would not allow it
+        # Sampling grows the buffer in inference mode and the unload button writes to it outside that mode: torch would
+        # refuse that for a tensor that was made in inference mode.
         with torch.inference_mode(False):
             # an older mapping lives on while tensors still view it
             self._view = torch.frombuffer(mmap.mmap(self._fd, size), dtype=torch.uint8)

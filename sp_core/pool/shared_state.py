@@ -1,19 +1,18 @@
-"""The pool's notice shared_state: a page of shared memory for what cannot wait for a message.
+"""A page of memory that all processes of a pool share, for what cannot wait for a message.
 
 The coordinator asks for a cancel here, every rank shows how far it is, and the leader
-(rank 0) says how far everybody may go. A rank enters block ``n`` of forward ``f`` only
+(rank 0) says how far everybody may go. A rank enters block ``n`` of request ``r`` only
 after the leader entered it, so a cancel that the leader saw stops all ranks at the same
-block, without a collective that a dead rank could block. Since an exchange inside every
-block makes ranks wait for each other anyway, the leader's word costs nothing extra.
+block, without a collective that a dead rank could block. Ranks wait for each other in
+every block anyway, for their exchange, so waiting for the leader costs nothing extra.
 """
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
 from enum import IntEnum
-
-import torch
 
 from .errors import Cancelled, PeerFailed
 from .shared_buffer import SharedBuffer
@@ -33,100 +32,111 @@ class Phase(IntEnum):
         return ("starting", "idle", "running the graph", "loading weights", "computing")[self]
 
 
-_CANCEL, _ABORT, _LEADER_GO, _LEADER_STOP = range(4)
-_HEAD, _PER_RANK = 8, 16
-_TICKS, _PHASE, _BLOCK, _BLOCKS, _WEIGHTS, _COLLECTIVE_SEQ, _ARRIVED, _LOADED, _SPARE = range(9)
+class Header(ctypes.Structure):
+    """What concerns all ranks: one cache line. Requests are numbered from 1, so 0 means none."""
+
+    #: the coordinator writes: the request that the user cancelled
+    cancelled_request: int
+    #: the coordinator writes: the request that some rank failed in
+    aborted_request: int
+    #: the leader writes: ticket of the newest block that the ranks may enter
+    leader_entered: int
+    #: the leader writes: ticket of the block that no rank enters, because of a cancel
+    leader_stopped: int
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("cancelled_request", "aborted_request", "leader_entered", "leader_stopped")),
+        ("_unused", ctypes.c_int64 * 4),
+    )
+
+
+class RankState(ctypes.Structure):
+    """What one rank shows of itself. Only that rank writes it; two cache lines keep it apart from its neighbours'."""
+
+    #: grows whenever the rank gets somewhere
+    ticks: int
+    #: a number of :class:`Phase`
+    phase_number: int
+    #: the block of the forward that the rank is in, from 0, and how many there are; 0 of 0 outside a forward
+    block: int
+    blocks: int
+    #: bytes of model weights that the rank holds on its device
+    weight_bytes: int
+    #: bytes of its device that the rank has taken already and could compute in
+    spare_bytes: int
+    #: how much of the model that the rank is loading has arrived
+    loaded_percent: int
+    #: how many collectives the rank has come to in this request; the ranks with the lowest number keep the others waiting
+    collective_seq: int
+    #: 1 once the rank is ready to join the control group
+    has_arrived: int
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("ticks", "phase_number", "block", "blocks", "weight_bytes", "spare_bytes")),
+        *((name, ctypes.c_int64) for name in ("loaded_percent", "collective_seq", "has_arrived")),
+        ("_unused", ctypes.c_int64 * 7),
+    )
+
+    @property
+    def phase(self) -> Phase:
+        number = self.phase_number
+        return Phase(number) if 0 <= number < len(Phase) else Phase.STARTING
+
+    def begin(self) -> None:
+        """The rank starts on a request."""
+        self.collective_seq = 0
+        self.ticks += 1
+
+    def show(self, phase: Phase, block: int = 0, blocks: int = 0) -> None:
+        """The rank is in this phase, and in this block of so many."""
+        self.phase_number, self.block, self.blocks = phase, block, blocks
+        self.ticks += 1
+
+    def show_loaded(self, percent: int) -> None:
+        """So much of the model has arrived; a rank that reads from a slow disk does not stand still."""
+        if percent > self.loaded_percent:
+            self.ticks += 1
+        self.loaded_percent = percent
+
+    def enter_collective(self) -> None:
+        """The rank is about to wait for others."""
+        self.collective_seq += 1
 
 
 class SharedState:
-    """int64 slots: eight for all, then sixteen a rank."""
+    """The header and one :class:`RankState` a rank, over the bytes of a shared buffer that has :meth:`nbytes` of them."""
 
-    def __init__(self, arena: SharedBuffer, world_size: int) -> None:
-        self.arena, self.world_size = arena, world_size
-        self._slots = arena.buffer(self.nbytes(world_size)).view(torch.int64).numpy()
+    def __init__(self, buffer: SharedBuffer, world_size: int) -> None:
+        page = buffer.buffer(self.nbytes(world_size)).numpy().data
+        self.header = Header.from_buffer(page)
+        offsets = (ctypes.sizeof(Header) + rank * ctypes.sizeof(RankState) for rank in range(world_size))
+        self.ranks = [RankState.from_buffer(page, offset) for offset in offsets]
 
     @staticmethod
     def nbytes(world_size: int) -> int:
-        return 8 * (_HEAD + _PER_RANK * world_size)
-
-    # -- coordinator ---------------------------------------------------------
-
-    def request_cancel(self, request: int) -> None:
-        self._slots[_CANCEL] = request
-
-    def abort(self, request: int) -> None:
-        """Release every rank that waits for a peer: some rank failed in this request."""
-        self._slots[_ABORT] = request
+        return ctypes.sizeof(Header) + world_size * ctypes.sizeof(RankState)
 
     def ticks(self) -> list[int]:
-        """A number a rank that grows whenever it gets somewhere."""
-        return [int(self._slots[self._at(rank, _TICKS)]) for rank in range(self.world_size)]
+        """For each rank a number that grows whenever the rank gets somewhere."""
+        return [state.ticks for state in self.ranks]
 
     def arrived(self) -> int:
         """How many workers are up and wait for the control group."""
-        return sum(int(self._slots[self._at(rank, _ARRIVED)]) for rank in range(self.world_size))
+        return sum(state.has_arrived for state in self.ranks)
 
-    def phase(self, rank: int) -> Phase:
-        value = int(self._slots[self._at(rank, _PHASE)])
-        return Phase(value) if 0 <= value < len(Phase) else Phase.STARTING
-
-    def block(self, rank: int = 0) -> tuple[int, int]:
-        """(blocks done, blocks in all) of the forward that the rank is in."""
-        return int(self._slots[self._at(rank, _BLOCK)]), int(self._slots[self._at(rank, _BLOCKS)])
-
-    def weights(self, rank: int) -> int:
-        """Bytes of model weights that the rank holds on its device."""
-        return int(self._slots[self._at(rank, _WEIGHTS)])
-
-    def spare(self, rank: int) -> int:
-        """Bytes of its device that the rank has already and could compute in."""
-        return int(self._slots[self._at(rank, _SPARE)])
-
-    def loaded(self, rank: int) -> int:
-        """How much of the model that the rank is loading has arrived, in per cent."""
-        return int(self._slots[self._at(rank, _LOADED)])
-
-    def collective_seq(self, rank: int) -> int:
-        """How many times in this request the rank came to where it meets the others. The lowest keeps them waiting."""
-        return int(self._slots[self._at(rank, _COLLECTIVE_SEQ)])
-
-    # -- ranks ---------------------------------------------------------------
-
-    def arrive(self, rank: int) -> None:
-        """The rank is ready to join the control group."""
-        self._slots[self._at(rank, _ARRIVED)] = 1
-
-    def begin(self, rank: int) -> None:
-        """The rank starts on a request."""
-        self._slots[self._at(rank, _COLLECTIVE_SEQ)] = 0
-        self._slots[self._at(rank, _TICKS)] += 1
-
-    def enter_collective(self, rank: int) -> None:
-        """The rank is about to wait for others."""
-        self._slots[self._at(rank, _COLLECTIVE_SEQ)] += 1
+    def cancel(self, request: int) -> None:
+        """The coordinator asks the ranks to stop this request at their next block."""
+        self.header.cancelled_request = request
 
     def cancelled(self, request: int) -> bool:
-        return bool(self._slots[_CANCEL] == request)
+        return self.header.cancelled_request == request
 
-    def show_weights(self, rank: int, count: int) -> None:
-        self._slots[self._at(rank, _WEIGHTS)] = count
-
-    def show_spare(self, rank: int, count: int) -> None:
-        self._slots[self._at(rank, _SPARE)] = count
-
-    def show_loaded(self, rank: int, percent: int) -> None:
-        if percent > self._slots[self._at(rank, _LOADED)]:
-            self._slots[self._at(rank, _TICKS)] += 1  # a slow disk is not a rank that stands still
-        self._slots[self._at(rank, _LOADED)] = percent
-
-    def show(self, rank: int, phase: Phase, block: int = 0, blocks: int = 0) -> None:
-        self._slots[self._at(rank, _PHASE)] = phase
-        self._slots[self._at(rank, _BLOCK)] = block
-        self._slots[self._at(rank, _BLOCKS)] = blocks
-        self._slots[self._at(rank, _TICKS)] += 1
+    def abort(self, request: int) -> None:
+        """The coordinator releases every rank that waits for a peer, because some rank failed in this request."""
+        self.header.aborted_request = request
 
     def aborted(self, request: int) -> bool:
-        return bool(self._slots[_ABORT] == request)
+        return self.header.aborted_request == request
 
     def enter_block(self, rank: int, request: int, block: int, sleep: Callable[[float], None] = time.sleep) -> None:
         """Called by every rank before block ``block``; returns when the leader has entered it.
@@ -135,23 +145,19 @@ class SharedState:
             Cancelled: on every rank at the same block.
             PeerFailed: another rank failed in this request.
         """
-        # requests are positive and blocks fit 20 bits: one word orders all blocks of all requests
+        # Blocks fit 20 bits, so one word orders all blocks of all requests.
         ticket = (request << 20) | (block + 1)
         if rank == 0:
-            if self._slots[_CANCEL] == request:
-                self._slots[_LEADER_STOP] = ticket
+            if self.cancelled(request):
+                self.header.leader_stopped = ticket
                 raise Cancelled
-            self._slots[_LEADER_GO] = ticket
+            self.header.leader_entered = ticket
             return
         pause = 0.0
-        while self._slots[_LEADER_GO] < ticket:
-            if self._slots[_LEADER_STOP] == ticket:
+        while self.header.leader_entered < ticket:
+            if self.header.leader_stopped == ticket:
                 raise Cancelled
             if self.aborted(request):
                 raise PeerFailed
             sleep(pause)
             pause = min(pause + 0.0001, 0.002)
-
-    @staticmethod
-    def _at(rank: int, slot: int) -> int:
-        return _HEAD + _PER_RANK * rank + slot

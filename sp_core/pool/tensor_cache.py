@@ -1,8 +1,8 @@
-"""Which tensors the workers already hold.
+"""The coordinator's record of the tensors that the workers already hold.
 
-Conditioning is the same tensor content step after step, but the host rebuilds the tensor
-each time. What was sent is kept and compared by value: 1 MB compares in well under a
-millisecond, and a value that changed in place can never be mistaken for the old one.
+Conditioning has the same values step after step, but ComfyUI builds a new tensor each
+time. The coordinator keeps a copy of what it sent and compares by value: 1 MB compares in
+well under a millisecond, and a tensor that changed in place is never taken for the old one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: values kept for one place of the request: cond and uncond of two stages, with room
+#: values kept for one place of the request: cond and uncond of two stages take four
 PER_PATH = 8
 #: smaller tensors are not worth a name
 SMALLEST = 1024
 
 
 @dataclass
-class SentTensors:
-    """Remembers sent values by their place in the request."""
+class TensorCache:
+    """Copies of the tensors that were sent, by their place in the request."""
 
     _by_path: dict[str, OrderedDict[int, Tensor]] = field(default_factory=dict)
     _next: int = 1

@@ -196,7 +196,7 @@ def _decode(node: Any, tensors: list[Tensor], device: torch.device, depth: int) 
 
 def _sizes(value: Any) -> list[int]:
     if not isinstance(value, list) or any(type(size) is not int or not 0 <= size < 2**48 for size in value):
-        raise WireError("malformed message: a shape that is none")
+        raise WireError("malformed message: a shape that is not a list of sizes")
     return value
 
 
@@ -257,7 +257,7 @@ def unpack(buffer: Tensor, header_bytes: int, device: torch.device, store: dict[
 
 def _read(entry: Any, buffer: Tensor, start: int, device: torch.device, store: dict[int, Tensor] | None) -> Tensor:
     if not isinstance(entry, dict):
-        raise WireError("malformed message: a tensor entry that is none")
+        raise WireError("malformed message: a tensor entry that is not an object")
     if "cached" in entry:
         if store is None or entry["cached"] not in store:
             raise WireError(f"malformed message: tensor id {str(entry['cached'])[:20]} was never sent")

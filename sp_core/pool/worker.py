@@ -28,10 +28,10 @@ import torch.distributed as dist
 from . import wire
 from .control import ControlGroup, Frame
 from .errors import Cancelled, PeerFailed
-from .protocol import CONNECT_TIMEOUT_S, GROUP_TIMEOUT, Op, ReplyStatus
-from .run_ahead import Pace
+from .protocol import GROUP_TIMEOUT, Op, ReplyStatus
+from .run_ahead import RunAheadLimit
 from .shared_buffer import SharedBuffer
-from .shared_state import Phase, SharedState
+from .shared_state import Phase, RankState, SharedState
 
 log = logging.getLogger(__name__)
 
@@ -45,22 +45,27 @@ class WorkerContext:
     device: torch.device
     shared_state: SharedState
     directory: Path
-    pace: Pace
+    run_ahead: RunAheadLimit
     request: int = 0
 
+    @property
+    def own_state(self) -> RankState:
+        """What this rank shows of itself to all processes."""
+        return self.shared_state.ranks[self.rank]
+
     def show(self, phase: Phase, block: int = 0, blocks: int = 0) -> None:
-        self.shared_state.show(self.rank, phase, block, blocks)
+        self.own_state.show(phase, block, blocks)
 
     def enter_block(self, block: int, blocks: int) -> None:
         """Between two blocks: show progress; raises Cancelled on every rank at the same block."""
-        self.pace.keep()
+        self.run_ahead.wait_before_block()
         self.show(Phase.COMPUTING, block, blocks)
         self.enter_collective()
         self.shared_state.enter_block(self.rank, self.request, block)
 
     def enter_collective(self) -> None:
         """Say that this rank is about to wait for the others: who keeps them waiting is then known."""
-        self.shared_state.enter_collective(self.rank)
+        self.own_state.enter_collective()
 
     def cancelled(self) -> bool:
         """The user cancelled the request that this rank works on."""
@@ -84,11 +89,11 @@ def run(config: dict[str, Any], rank: int) -> None:
     directory = Path(config["directory"])
     _leave_with(config["parent"], directory)
     if hasattr(signal, "SIGUSR1"):
-        # the coordinator asks a rank that stands still where it is
+        # The coordinator sends this signal to a rank that stands still, to learn where it stands.
         faulthandler.register(signal.SIGUSR1)
     logging.getLogger("sp_core").setLevel(config["log_level"])
-    if not config["prelude"]:
-        # a service with a prelude (the host) sets up logging itself
+    if not config["before_torch"]:
+        # ComfyUI, which the function before torch brings in, sets up logging itself
         logging.basicConfig(format="%(message)s", stream=sys.stderr)
     world_size = len(config["devices"])
     kind = config["devices"][rank][0]
@@ -97,10 +102,10 @@ def run(config: dict[str, Any], rank: int) -> None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     else:
         torch.accelerator.set_device_index(0)
-    board_arena = SharedBuffer.attach(config["shared_state"])
-    context = WorkerContext(rank, world_size, device, SharedState(board_arena, world_size), directory, Pace(device))
-    context.shared_state.arrive(rank)
-    control = ControlGroup(directory, rank + 1, world_size + 1, CONNECT_TIMEOUT_S)
+    shared_state = SharedState(SharedBuffer.attach(config["shared_state"]), world_size)
+    context = WorkerContext(rank, world_size, device, shared_state, directory, RunAheadLimit(device))
+    context.own_state.has_arrived = 1
+    control = ControlGroup(directory, rank + 1, world_size + 1, config["start_timeout_s"])
     requests = SharedBuffer.attach(config["requests"])
     replies = SharedBuffer.attach(config["replies"][rank])
     control.send(0, Frame(ReplyStatus.READY, 0))
@@ -110,7 +115,7 @@ def run(config: dict[str, Any], rank: int) -> None:
 def _make_service(config: dict[str, Any], context: WorkerContext) -> Service:
     context.show(Phase.STARTING)
     store = dist.FileStore(str(context.directory / "data"), context.world_size)
-    # a store has a clock of its own, and nccl asks it when a group is first used
+    # NCCL asks the store when a group is first used, and the store has a time limit of its own.
     store.set_timeout(GROUP_TIMEOUT)
     dist.init_process_group(
         backend={"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}[context.device.type],
@@ -137,11 +142,11 @@ class _Worker:
             try:
                 frame = self.control.receive(0)
             except RuntimeError:
-                _leave_orphaned(self.context.directory)  # the coordinator is gone
+                _leave_orphaned(self.context.directory)
             if frame.op == Op.SHUTDOWN:
                 _leave()
             self.context.request = frame.request
-            self.context.shared_state.begin(self.context.rank)
+            self.context.own_state.begin()
             reply, status = self._answer(frame)
             self.context.show(Phase.IDLE)
             answer = _write(self.replies, Frame(status, frame.request), reply)
@@ -162,22 +167,22 @@ class _Worker:
                     self._stored.pop(name, None)
                 value = self._service.handle(operation, body)
                 if self.context.device.type != "cpu":
-                    # what the device still has to say belongs to this request
+                    # An error of a kernel that is still queued would otherwise appear in the next request.
                     torch.accelerator.synchronize()
-                # what cannot be sent is a failure of this request
+                # A value that cannot be sent is a failure of this request too, so it is encoded in here.
                 return (wire.encode(value) if self.context.rank == 0 else wire.encode(None)), ReplyStatus.DONE
         except Cancelled:
             return wire.encode(None), ReplyStatus.CANCELLED
         except BaseException as error:
             log.error("request %d failed:\n%s", frame.request, traceback.format_exc())
-            # a wait that was released by another rank's failure ends in whatever error the waiting code has
+            # Another rank's failure released this rank from its wait, and the waiting code raised an error of its own kind.
             kind = PeerFailed if self.context.should_abort() else type(error)
             report = {"message": sentence(error), "kind": kind.__name__, "fatal": device_lost(error)}
-        # only here is the error gone, and with its frames the tensors that they held
+        # Memory is given back only here: until the except clause ends, the error's frames hold their tensors.
         if not report["fatal"] and self.context.device.type != "cpu":
             with contextlib.suppress(RuntimeError):
                 getattr(torch, self.context.device.type).empty_cache()
-            self.context.shared_state.show_spare(self.context.rank, 0)
+            self.context.own_state.spare_bytes = 0
         return wire.encode(report), ReplyStatus.FAILED
 
 
@@ -211,11 +216,11 @@ def _of_the_accelerator(error: BaseException) -> bool:
     return kind is not None and isinstance(error, kind)
 
 
-def _write(arena: SharedBuffer, frame: Frame, encoded: wire.Encoded) -> Frame:
-    """Put a message's body into the arena; returns the frame that announces it."""
+def _write(buffer: SharedBuffer, frame: Frame, encoded: wire.Encoded) -> Frame:
+    """Put a message's body into the buffer; returns the frame that announces it."""
     header, offsets, total = wire.pack(encoded.tree, [{} for _ in encoded.tensors], encoded.tensors)
-    arena.reserve(total)
-    wire.write(arena.buffer(total), header, offsets, encoded.tensors)
+    buffer.reserve(total)
+    wire.write(buffer.buffer(total), header, offsets, encoded.tensors)
     return Frame(frame.op, frame.request, len(header), total)
 
 
@@ -223,12 +228,12 @@ def _leave() -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # skip interpreter teardown: nothing is left to save, and threads of the host may still run
+    # Python's own end would wait for threads of ComfyUI that may still run, and nothing is left to save.
     os._exit(0)
 
 
 def _leave_orphaned(directory: Path) -> None:
-    """Nobody is left to clean up behind the pool, so the workers do."""
+    """The coordinator is gone, so the workers remove the private directory."""
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(1)
 

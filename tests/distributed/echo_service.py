@@ -14,6 +14,7 @@ import torch.distributed as dist
 class EchoService:
     def __init__(self, context: Any, options: dict[str, Any]) -> None:
         self.context, self.options = context, options
+        time.sleep(options.get("start_seconds", [0, 0, 0])[context.rank])
 
     def handle(self, operation: str, body: Any) -> Any:
         rank = self.context.rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -64,6 +65,11 @@ def wait_until(condition, seconds: float) -> bool:
             return True
         time.sleep(0.05)
     return condition()
+
+
+def in_a_block(pool: Pool) -> bool:
+    """The ranks of the newest request have entered a block: a cancel now cannot stop them before the next one."""
+    return pool.shared_state.header.leader_entered >> 20 == pool._request
 
 
 def test_a_call_gives_back_what_it_was_given(pool):
@@ -155,7 +161,7 @@ def test_a_cancel_does_not_wait_for_a_long_block(pool):
     """The caller goes on; the ranks stop at their next block, and the next call waits for that."""
     started = time.monotonic()
     with pytest.raises(Cancelled):
-        pool.call("blocks", {"blocks": 100, "seconds": 4.0}, watch=lambda _: True)
+        pool.call("blocks", {"blocks": 100, "seconds": 4.0}, watch=in_a_block)
     assert time.monotonic() - started < 3, "the cancel waited for the block"
     assert pool.call("sum", None).item() == 6
     assert 2 < time.monotonic() - started < 60
@@ -165,7 +171,7 @@ def test_what_comes_afterwards_waits_for_what_was_cancelled_and_nobody_for_it(po
     pool.afterwards("note", lambda: "at once", "noting")
     assert pool.call("note", "first") == ["at once", "first"]
     with pytest.raises(Cancelled):
-        pool.call("blocks", {"blocks": 100, "seconds": 4.0}, watch=lambda _: True)
+        pool.call("blocks", {"blocks": 100, "seconds": 4.0}, watch=in_a_block)
     started = time.monotonic()
     said: list[str] = []
     for word in ("second", "third"):
@@ -184,7 +190,7 @@ def test_a_pool_that_ended_behind_a_cancel_is_not_used(operation, end):
     """What the ranks did last may show in the next request only: an error of a device, or a worker that is gone."""
     pool = make_pool("cpu:2")
     with pytest.raises(Cancelled):
-        pool.call("blocks", {"blocks": 100, "seconds": 2.0}, watch=lambda _: True)
+        pool.call("blocks", {"blocks": 100, "seconds": 4.0}, watch=in_a_block)
     with pool._lock:  # before it settles by itself
         pool.afterwards(operation, 1, "ending")
         with pytest.raises(end):
@@ -196,7 +202,7 @@ def test_a_pool_that_ended_behind_a_cancel_is_not_used(operation, end):
 
 def test_a_wait_for_what_was_cancelled_can_be_cancelled(pool):
     with pytest.raises(Cancelled):
-        pool.call("blocks", {"blocks": 100, "seconds": 4.0}, watch=lambda _: True)
+        pool.call("blocks", {"blocks": 100, "seconds": 4.0}, watch=in_a_block)
     with pytest.raises(Cancelled):
         pool.call("sum", None, watch=lambda _: True)
     assert pool.call("sum", None).item() == 6
@@ -277,6 +283,14 @@ def test_no_room_on_disk_is_a_sentence(monkeypatch):
         Pool(parse_devices("cpu:2", "cpu", 0), ServiceSpec("echo_service:EchoService"))
 
 
+def test_a_worker_that_the_system_does_not_start_is_a_sentence(monkeypatch):
+    pool = Pool(parse_devices("cpu:2", "cpu", 0), ServiceSpec("echo_service:EchoService"))
+    monkeypatch.setattr(sys, "executable", str(HERE / "no python"))
+    with pytest.raises(SPError, match=r"The worker of rank 0 cannot be started \(No such file or directory\)"):
+        pool.launch()
+    assert pool.over and not pool.workers.directory.exists()
+
+
 def test_a_failure_inside_a_collective_ends_the_pool_within_seconds():
     pool = make_pool("cpu:2")
     started = time.monotonic()
@@ -302,9 +316,40 @@ def test_a_killed_worker_is_named_and_nothing_is_left(rank):
 def test_a_rank_that_stands_still_is_named(monkeypatch):
     monkeypatch.setenv("SP_TIMEOUT_S", "1")
     pool = make_pool("cpu:2")
-    with pytest.raises(WorkerTimeout, match="Rank 1 made no progress for 1 s while stalling"):
+    with pytest.raises(WorkerTimeout, match=r"Rank 1 made no progress for 1 s while stalling\..* raise SP_TIMEOUT_S"):
         pool.call("stall", [1, 60], doing="stalling")
     assert not pool.usable
+
+
+def test_a_start_that_takes_too_long_names_its_own_limit(monkeypatch, tmp_path):
+    (tmp_path / "slow_start.py").write_text("import time\n\n\ndef wait(options):\n    time.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{HERE}")
+    monkeypatch.setenv("SP_START_TIMEOUT_S", "2")
+    pool = Pool(parse_devices("cpu:2", "cpu", 0), ServiceSpec("echo_service:EchoService", before_torch="slow_start:wait"))
+    with pytest.raises(WorkerTimeout, match=r"Rank 0, 1 made no progress for 2 s while starting\..* raise SP_START_TIMEOUT_S\."):
+        pool.start()
+    assert pool.over and not pool.workers.directory.exists()
+
+
+def test_a_service_that_takes_too_long_to_make_names_the_start_limit(monkeypatch):
+    """Importing ComfyUI is one long step: the limit of the start holds until it is done."""
+    pool = Pool(parse_devices("cpu:2", "cpu", 0), ServiceSpec("echo_service:EchoService", {"start_seconds": [60, 0]}))
+    pool.start()
+    monkeypatch.setenv("SP_TIMEOUT_S", "1")
+    monkeypatch.setenv("SP_START_TIMEOUT_S", "4")
+    started = time.monotonic()
+    with pytest.raises(WorkerTimeout, match=r"Rank 0 made no progress for 4 s while sum\..* raise SP_START_TIMEOUT_S\."):
+        pool.call("sum", None)
+    assert time.monotonic() - started > 4
+
+
+def test_workers_wait_for_each_other_as_long_as_the_start_may_take(monkeypatch):
+    monkeypatch.setenv("SP_START_TIMEOUT_S", "77")
+    pool = Pool(parse_devices("cpu:2", "cpu", 0), ServiceSpec("echo_service:EchoService"))
+    monkeypatch.delenv("SP_START_TIMEOUT_S")
+    pool.start()
+    assert json.loads((pool.workers.directory / "config.json").read_text())["start_timeout_s"] == 77
+    pool.shutdown()
 
 
 def test_progress_resets_the_clock(monkeypatch, pool):

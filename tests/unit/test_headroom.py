@@ -53,8 +53,8 @@ def test_the_headroom_is_the_same_before_and_behind_the_first_forward(tmp_path: 
     running: Any = None
     session: Any = SimpleNamespace(running_pool=lambda: running)
     model = RemoteModel(session, SimpleNamespace(key="key"), devices, plan_named("WanModel"), 14 * GB)  # type: ignore[arg-type]
-    arena = SharedBuffer.create(tmp_path, "shared_state", SharedState.nbytes(2))
-    pool = SimpleNamespace(devices=devices, shared_state=SharedState(arena, 2))
+    buffer = SharedBuffer.create(tmp_path, "shared_state", SharedState.nbytes(2))
+    pool = SimpleNamespace(devices=devices, shared_state=SharedState(buffer, 2))
     dynamic = False
     monkeypatch.setattr(comfy_api, "dynamic_vram", lambda: dynamic)
 
@@ -62,8 +62,8 @@ def test_the_headroom_is_the_same_before_and_behind_the_first_forward(tmp_path: 
         return model.headroom(int(free * GB), torch.device(device)) / GB
 
     def worker(rank: int, weights: float, spare: float) -> None:
-        pool.shared_state.show_weights(rank, int(weights * GB))
-        pool.shared_state.show_spare(rank, int(spare * GB))
+        pool.shared_state.ranks[rank].weight_bytes = int(weights * GB)
+        pool.shared_state.ranks[rank].spare_bytes = int(spare * GB)
 
     assert headroom(22) == 8, "without workers all weights are still to come"
     running = pool
@@ -86,4 +86,4 @@ def test_the_headroom_is_the_same_before_and_behind_the_first_forward(tmp_path: 
     worker(1, 0, 0)
     assert headroom(22) == 22
     assert headroom(22, "cpu") == headroom(22, "cuda:2") == 22
-    arena.close()
+    buffer.close()

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ... import memory_file
 from ..errors import ExchangeError, TransportUnavailable, ranks_text
 from ..native.addresses import MAX_WORLD
 from ..native.build import load_cpu
@@ -286,7 +287,7 @@ def _reach_by_proc(
     """(own file, everybody's file, problem): memory files, opened through the owner's /proc entry."""
     file, problem = -1, ""
     try:
-        file = os.memfd_create("sp_exchange", os.MFD_CLOEXEC)
+        file = memory_file.create("sp_exchange")
         _prepare(file, rank, world_size, nonce, prepare)
     except OSError as error:
         problem = f"no memory file could be made ({error.strerror})"
@@ -294,7 +295,7 @@ def _reach_by_proc(
     opened: list[int] = []
     try:
         for pid, number in places:
-            opened.append(os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC))
+            opened.append(memory_file.attach(memory_file.path_of(number, pid)))
     except OSError as error:
         problem = problem or f"the memory of rank {len(opened)} cannot be opened through /proc ({error.strerror})"
     return file, opened, problem
@@ -310,14 +311,14 @@ def _reach_by_directory(
     file, problem = -1, ""
     opened: list[int] = []
     try:
-        file = os.open(paths[rank], os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        file = memory_file.create_at(paths[rank])
         _prepare(file, rank, world_size, nonce, prepare)
     except OSError as error:
         problem = f"no exchange file could be made in {directory} ({error.strerror})"
     all_gather_ints(group, [0])
     try:
         for path in paths:
-            opened.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+            opened.append(memory_file.attach(path))
     except OSError as error:
         problem = problem or f"the exchange file of rank {len(opened)} cannot be opened ({error.strerror})"
     all_gather_ints(group, [0])

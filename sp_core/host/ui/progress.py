@@ -37,12 +37,12 @@ class Watcher:
         """One line: how far the slowest rank is."""
         if not pool.usable:
             return f"SP: starting workers {pool.shared_state.arrived()}/{pool.world_size}"
-        phases = [pool.shared_state.phase(rank) for rank in range(pool.world_size)]
+        phases = [state.phase for state in pool.shared_state.ranks]
         if Phase.COMPUTING not in phases:
             slowest = min(phases, key=lambda phase: phase.value if phase is not Phase.IDLE else len(Phase))
-            arrived = [pool.shared_state.loaded(rank) for rank in range(pool.world_size) if phases[rank] is slowest]
+            arrived = [state.loaded_percent for state, phase in zip(pool.shared_state.ranks, phases, strict=True) if phase is slowest]
             if any(arrived):
                 return f"SP: {self.doing}, {Phase.LOADING.text} {min(arrived)} %"
             return f"SP: {self.doing}, {slowest.text}"
-        block, blocks = pool.shared_state.block(0)
-        return f"SP: {self.doing}, block {block + 1}/{blocks}" if blocks else f"SP: {self.doing}"
+        leader = pool.shared_state.ranks[0]
+        return f"SP: {self.doing}, block {leader.block + 1}/{leader.blocks}" if leader.blocks else f"SP: {self.doing}"

@@ -129,7 +129,8 @@ class RemoteModel:
         pool = self._session.running_pool()
         if pool is not None and pool.devices == self.devices:
             rank = next(rank for rank, worker in enumerate(self.devices) if worker.is_on(device))
-            weights, spare = pool.shared_state.weights(rank), pool.shared_state.spare(rank)
+            state = pool.shared_state.ranks[rank]
+            weights, spare = state.weight_bytes, state.spare_bytes
         # After the first forward every weight that ComfyUI lets onto the device is there. Under dynamic VRAM no weight
         # has to come: weights leave the device when activations need its memory.
         all_there = bool(self.run.steps) or comfy_api.dynamic_vram()

@@ -129,7 +129,7 @@ class Session:
             "arguments": worker_arguments(sys.argv[1:], cpu=devices[0].kind == "cpu"),
             "catalogue": comfy_api.node_catalogue(),
         }
-        return ServiceSpec("sp_core.host.worker.service:HostService", options, prelude="sp_core.host.worker.before_torch:prelude")
+        return ServiceSpec("sp_core.host.worker.service:HostService", options, before_torch="sp_core.host.worker.before_torch:prepare")
 
     def _load(self, pool: Pool, model: RemoteModel) -> None:
         started = time.perf_counter()
@@ -184,7 +184,7 @@ class Session:
         """Take every model's weights off the devices. Returns the bytes that all workers held before."""
         with self._lock:
             pool = self.running_pool()
-            held = sum(pool.shared_state.weights(rank) for rank in range(pool.world_size)) if pool is not None else 0
+            held = sum(state.weight_bytes for state in pool.shared_state.ranks) if pool is not None else 0
             for model in self.models:
                 self.release(model)
             return held

@@ -52,17 +52,17 @@ def _workers(pool: Pool) -> list[dict[str, Any]]:
     pids, codes = pool.workers.pids(), pool.workers.exit_codes()
     workers = []
     for rank, device in enumerate(pool.devices):
-        block, blocks = pool.shared_state.block(rank)
+        state = pool.shared_state.ranks[rank]
         workers.append(
             {
                 "rank": rank,
                 "pid": pids.get(rank),
                 "device": str(device),
                 "alive": rank in pids and rank not in codes,
-                "phase": pool.shared_state.phase(rank).text,
-                "block": block,
-                "blocks": blocks,
-                "weight_bytes": pool.shared_state.weights(rank),
+                "phase": state.phase.text,
+                "block": state.block,
+                "blocks": state.blocks,
+                "weight_bytes": state.weight_bytes,
                 "resident_bytes": resident_bytes(pids[rank]) if rank in pids else None,
             }
         )

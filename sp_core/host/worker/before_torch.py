@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 
-def prelude(options: dict[str, Any]) -> None:
+def prepare(options: dict[str, Any]) -> None:
     """Set up the host's path, its command line and its allocator settings.
 
     Args:

@@ -133,10 +133,10 @@ class Residency:
 
     def progress_of_loading(self, total: int, in_use: Callable[[], int]) -> AbstractContextManager[None]:
         """While its block runs, the user sees how many of ``total`` bytes are in use more than before."""
-        return loading_shown(total, in_use, partial(self._context.shared_state.show_loaded, self._context.rank))
+        return loading_shown(total, in_use, self._context.own_state.show_loaded)
 
     def show_memory(self, model: LoadedModel | None) -> None:
         """Tell the bytes of weights on the device, and those that ``model`` could compute in beside what is free."""
-        shared_state, rank = self._context.shared_state, self._context.rank
-        shared_state.show_weights(rank, comfy_api.loaded_weights(self._context.device))
-        shared_state.show_spare(rank, comfy_api.spare_memory(model.patcher) if model is not None else 0)
+        state = self._context.own_state
+        state.weight_bytes = comfy_api.loaded_weights(self._context.device)
+        state.spare_bytes = comfy_api.spare_memory(model.patcher) if model is not None else 0

@@ -17,9 +17,10 @@ from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees
 from ...plans import plan_named, validate
 from ...plans.forward_state import ForwardState
-from ...pool.protocol import GROUP_TIMEOUT, timeout_s
+from ...pool.protocol import GROUP_TIMEOUT
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
+from ...settings import stall_timeout_s
 from .. import comfy_api
 from . import verify
 from .decide import Decider
@@ -133,7 +134,7 @@ class HostService:
             self.context.device,
             directory=self.context.directory,
             # the coordinator notices first, and knows who keeps whom waiting; this is for when it cannot
-            timeout_s=2 * timeout_s(),
+            timeout_s=2 * stall_timeout_s(),
             should_abort=self.context.should_abort,
         )
         self._transport_reasons[transport.name] = reason

@@ -106,7 +106,7 @@ class SPTestReleaseOneRank:
 
         pool = session().running_pool()
         pool.call("release", {**release_body(pool, model.sp), "ranks": [rank], "wholly": False})
-        return {"ui": {"held": [pool.shared_state.weights(other) for other in range(pool.world_size)]}, "result": (samples,)}
+        return {"ui": {"held": [state.weight_bytes for state in pool.shared_state.ranks]}, "result": (samples,)}
 
 
 class SPTestUnsteadyLink(ModelNode):

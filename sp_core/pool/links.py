@@ -1,0 +1,125 @@
+"""The coordinator's links to its workers: joins them in the control group, hears from them, notices who has ended."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from .control import ControlGroup, Frame
+from .errors import WorkerDied
+from .launcher import Workers
+from .protocol import HANDSHAKE_TIMEOUT_S
+from .shared_state import SharedState
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05
+#: a process ends a moment after its socket: its exit code shows in this time
+EXIT_CODE_S = 1.0
+
+
+class Links:
+    """One listening thread a rank; what they hear is read by :meth:`incoming`."""
+
+    def __init__(self, workers: Workers, shared_state: SharedState, lost: Callable[[int], None]) -> None:
+        """``lost`` is called in a thread of its own with the rank of a worker whose connection broke."""
+        self._workers, self._shared_state, self._lost = workers, shared_state, lost
+        self._world_size = len(workers.devices)
+        self._control: ControlGroup | None = None
+        self._closed = False
+        self._heard: queue.SimpleQueue[tuple[int, Frame | None]] = queue.SimpleQueue()
+
+    def connect(self) -> None:
+        """Join the workers as soon as all have arrived, in a thread; each says READY then."""
+        threading.Thread(target=self._connect, name="sp-join", daemon=True).start()
+
+    def _connect(self) -> None:
+        # A handshake cannot be broken off, so it begins only when no worker is missing.
+        while self._shared_state.arrived() < self._world_size:
+            if self._closed:
+                return
+            time.sleep(POLL_S)
+        try:
+            self._control = ControlGroup(self._workers.directory, 0, self._world_size + 1, HANDSHAKE_TIMEOUT_S)
+        except RuntimeError as error:
+            log.debug("joining the control group failed: %s", error)
+            return  # whoever waits for READY notices the dead worker or the time-out
+        for rank in range(self._world_size):
+            threading.Thread(target=self._listen, args=(self._control, rank), name=f"sp-listen-{rank}", daemon=True).start()
+
+    def _listen(self, control: ControlGroup, rank: int) -> None:
+        while True:
+            try:
+                frame = control.receive(rank + 1)
+            except RuntimeError:
+                self._heard.put((rank, None))
+                self._lost(rank)
+                return
+            self._heard.put((rank, frame))
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame to every rank.
+
+        Raises:
+            WorkerDied: a rank cannot be reached.
+        """
+        assert self._control is not None
+        for rank in range(self._world_size):
+            try:
+                self._control.send(rank + 1, frame)
+            except RuntimeError as error:
+                raise self.died(rank) from error
+
+    def try_to_send(self, frame: Frame) -> bool:
+        """Send a frame to every rank that can be reached; false where some cannot."""
+        control = self._control
+        if control is None:
+            return False
+        reached = True
+        for rank in range(self._world_size):
+            try:
+                control.send(rank + 1, frame)
+            except RuntimeError:
+                reached = False
+        return reached
+
+    def incoming(self) -> Iterator[tuple[int, Frame]]:
+        """(rank, frame) of what arrived; waits a moment for the first.
+
+        Raises:
+            WorkerDied: a worker process has ended.
+        """
+        dead = self._workers.exit_codes()
+        try:
+            rank, frame = self._heard.get(timeout=0 if dead else POLL_S)
+        except queue.Empty:
+            if dead:
+                raise self.died(min(dead)) from None
+            return
+        while True:
+            if frame is None:
+                raise self.died(rank)
+            yield rank, frame
+            try:
+                rank, frame = self._heard.get_nowait()
+            except queue.Empty:
+                return
+
+    def died(self, rank: int) -> WorkerDied:
+        """The error for a rank whose connection broke or whose process ended; it names the rank that ended first."""
+        deadline = time.monotonic() + EXIT_CODE_S
+        while not (codes := self._workers.exit_codes()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if codes and rank not in codes:
+            rank = min(codes)  # the worker that ended took the others' connections with it
+        code = codes.get(rank)
+        how = "it closed its connection" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+        if words := self._workers.last_words(rank):
+            how += f"; last words: {words[-200:]}"
+        return WorkerDied(rank, how, self._workers.keep_log(rank))
+
+    def close(self) -> None:
+        self._closed, self._control = True, None
