@@ -15,7 +15,7 @@ from host.graphs import Case, nodes_of
 from sp_core.demo.comfy_server import ComfyServer, find_comfyui, prepare_base
 
 HERE = Path(__file__).resolve().parent
-PACK = HERE / "packs" / "sp_test_nodes"
+PACKS = [HERE / "packs" / "sp_test_nodes", HERE / "packs" / "sp_foreign_nodes"]
 _MISSING = "no ComfyUI checkout found: set COMFYUI_PATH to run the host tests"
 
 
@@ -53,7 +53,7 @@ def comfyui() -> Path:
 def base(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Base directory of all servers of this session: tiny checkpoints, this extension, the test nodes."""
     folder = tmp_path_factory.mktemp("comfyui")
-    prepare_base(comfyui, folder, [PACK])
+    prepare_base(comfyui, folder, PACKS)
     subprocess.run([sys.executable, str(HERE / "checkpoints.py"), str(comfyui), str(folder / "models" / "diffusion_models")], check=True)
     return folder
 
