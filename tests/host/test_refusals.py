@@ -168,7 +168,7 @@ def test_architectures_without_a_plan(server: ComfyServer) -> None:
         return sampled(branch, branch.patch(load(branch, "tiny_sd3")))
 
     message = failure(server, picture_model)
-    for word in ("OpenAISignatureMMDITWrapper", "WanModel", "LTXVModel", "LTXAVModel", "Remove SP Model Patch"):
+    for word in ("OpenAISignatureMMDITWrapper", "Wan 2.1 / 2.2", "LTX-Video", "LTX-2 / 2.3", "Remove SP Model Patch"):
         assert word in message
 
 
