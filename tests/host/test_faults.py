@@ -36,7 +36,7 @@ from sp_core.demo.comfy_server import ComfyServer, PromptFailed
 #: many of these tests start workers anew
 WORLD_SIZE = count(2, 3)
 DEVICES, LAST = f"cpu:{WORLD_SIZE}", WORLD_SIZE - 1
-#: the issue's bound for a person who waits; what a shared machine adds is its own
+#: what a person waits for without complaint; a busy machine adds its own
 ERROR_S = 10.0
 SLACK_S = 5.0
 TIMEOUT_S = 10

@@ -118,7 +118,7 @@ def test_a_candidate_always_exists_and_splits_the_batch_evenly(world_size, condi
         assert all(conditionings % degrees.dp == 0 and degrees.ranks == world_size for degrees in found)
 
 
-#: ideal speed-ups of the study of the field (no overlap, 20-60 us a collective): Ulysses on 2, 4, 8 devices
+#: ideal speed-ups, worked out by hand from the formula of cost.py (no overlap, 20-60 us a collective): Ulysses on 2, 4, 8 devices
 IDEAL = [
     (WAN_14B, 75_600, NVLINK, (1.97, 3.92, 7.82)),
     (WAN_14B, 32_760, NVLINK, (1.96, 3.87, 7.68)),
