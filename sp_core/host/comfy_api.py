@@ -8,9 +8,12 @@ to 0.33. Each function names what it relies on, and its test says in a sentence 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import logging
 import os
 import sys
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -149,7 +152,6 @@ def show_text(node_id: str | None, text: str) -> None:
 
 def import_main() -> None:
     """Import ComfyUI's ``main`` for what it sets up while it is imported."""
-    import logging
 
     class _TorchFirst(logging.Filter):
         def filter(self, record: logging.LogRecord) -> bool:
@@ -212,8 +214,12 @@ def trim_cache(executor: Any, graph: dict[str, Any]) -> None:
         execute(executor, graph, "sp-trim", [])
 
 
-def load_node_pack(path: str, parent: str) -> bool:
-    """Load one node pack, its pre-start script first, as ComfyUI would (``nodes.load_custom_node``)."""
+def load_node_pack(path: str, parent: str, ignore: Collection[str] = ()) -> None:
+    """Load one node pack, its pre-start script first, as ComfyUI would (``nodes.load_custom_node``), but for the classes ``ignore``.
+
+    Raises:
+        ImportError: it does not load; the text is the reason.
+    """
     import nodes
 
     if parent == "custom_nodes":
@@ -224,23 +230,74 @@ def load_node_pack(path: str, parent: str) -> bool:
         script = os.path.join(path, "prestartup_script.py")
         if os.path.exists(script):
             _run_script(script)
-    return bool(run_async(nodes.load_custom_node(path, module_parent=parent)))
+    warnings: list[str] = []
+    try:
+        with _warnings_into(warnings):
+            loaded = run_async(nodes.load_custom_node(path, set(ignore), module_parent=parent))
+    except SystemExit as error:
+        raise ImportError(f"it ended Python ({error})") from error
+    if not loaded:
+        raise ImportError(reason_of_warnings(warnings))
 
 
 def _run_script(path: str) -> None:
+    """Run a pre-start script. Its failure is a line in the log, as in ``main.py`` (``execute_prestartup_script``)."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location(os.path.splitext(path)[0], path)
     assert spec is not None and spec.loader is not None
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    try:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    except Exception as error:
+        logging.getLogger(__name__).error("Failed to execute startup-script: %s / %s", path, error)
+    except SystemExit as error:
+        raise ImportError(f"its pre-start script ended Python ({error})") from error
+
+
+@contextlib.contextmanager
+def _warnings_into(lines: list[str]) -> Iterator[None]:
+    """While the block runs, what ComfyUI logs as a warning is added to ``lines`` too: it tells nobody else why a pack does not load."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def reason_of_warnings(warnings: list[str]) -> str:
+    """Why a pack did not load, from what ``nodes.load_custom_node`` logged: a traceback and a line, or a line."""
+    if not warnings:
+        return "ComfyUI's log has the reason"
+    traceback = next((text for text in warnings[-2:] if text.startswith("Traceback")), None)
+    if traceback is None:
+        return warnings[-1].strip()
+    lines = traceback.strip().splitlines()
+    # the error's own words begin behind the last line of code
+    last = max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    return " ".join(line.strip() for line in lines[last + 1 :])
+
+
+def make_prompt_server() -> Any:
+    """ComfyUI's server, which packs add routes to while they are imported. It is never started, and sends nothing."""
+    import server
+
+    instance = getattr(server.PromptServer, "instance", None) or server.PromptServer(asyncio.new_event_loop())
+    instance.send_sync = lambda event, data, sid=None: None
+    return instance
 
 
 def run_async(awaitable: Any) -> Any:
-    """Run a coroutine to its end, also when this thread has a running event loop already."""
+    """Run a coroutine to its end: in this thread, or in another one where this one has a running event loop already."""
 
     async def wait() -> Any:
         return await awaitable
 
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(wait())
     with ThreadPoolExecutor(1, thread_name_prefix="sp-async") as thread:
         return thread.submit(asyncio.run, wait()).result()
 
