@@ -109,6 +109,13 @@ def interrupted() -> bool:
     return bool(comfy.model_management.processing_interrupted())
 
 
+def running_prompts() -> set[str]:
+    """Ids of the prompts that ComfyUI runs now. None run where no server was made."""
+    server = sys.modules.get("server")
+    queue = getattr(getattr(getattr(server, "PromptServer", None), "instance", None), "prompt_queue", None)
+    return set() if queue is None else {item[1] for item in list(queue.currently_running.values())}
+
+
 def raise_interrupt() -> None:
     """Raise what ComfyUI raises for a cancel, and take the request back.
 

@@ -90,6 +90,27 @@ def a_failed_graph_says_which_node() -> None:
 
 
 @probe
+def running_prompts_are_known_and_a_server_can_be_made_for_packs() -> None:
+    from types import SimpleNamespace
+
+    import execution
+
+    from sp_core.host import comfy_api
+
+    instance = comfy_api.make_prompt_server()
+    import server
+
+    expect(server.PromptServer.instance is instance, "PromptServer() does not become PromptServer.instance")
+    expect(hasattr(instance, "routes") and instance.client_id is None, "PromptServer has no routes or client_id any more")
+    instance.send_sync("executing", {})
+    queue = instance.prompt_queue = execution.PromptQueue(SimpleNamespace(queue_updated=lambda: None))
+    queue.put((0, "four", {}, {}, []))
+    expect(comfy_api.running_prompts() == set(), "a prompt that waits counts as running")
+    queue.get()
+    expect(comfy_api.running_prompts() == {"four"}, "PromptQueue.currently_running does not have the prompt's id second")
+
+
+@probe
 def one_node_pack_can_be_loaded() -> None:
     import nodes
     from sp_core.host import comfy_api

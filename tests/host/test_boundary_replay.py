@@ -224,7 +224,6 @@ def test_no_worker_starts_workers(server: ComfyServer) -> None:
 # -- what makes two models one --------------------------------------------------------------
 
 
-@today("A model whose LoRA strength or shift changed is dropped in the workers together with the loader's output, which is read again.")
 def test_a_changed_strength_or_shift_reads_no_checkpoint_again(server: ComfyServer) -> None:
     watched(server)
     for number, (strength, shift) in enumerate([(0.2, 5.0), (0.5, 5.0), (0.5, 8.0), (0.9, 3.0)]):

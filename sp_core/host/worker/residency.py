@@ -67,10 +67,13 @@ class Residency:
 
     # -- which models are here -----------------------------------------------------------
 
-    def hold(self, key: str, model: LoadedModel, keep: Collection[str]) -> None:
-        """Hold ``model`` as ``key``, instead of what had that key, and of the others only those in ``keep``."""
-        kept = {name: other for name, other in self._models.items() if name in keep}
-        self._models = {**kept, key: model}
+    def hold(self, key: str, model: LoadedModel) -> None:
+        """Hold ``model`` as ``key``, instead of what had that key."""
+        self._models[key] = model
+
+    def let_go_of_all_but(self, keys: Collection[str]) -> None:
+        """Hold no other model. The weights of one are taken over by the next of the same checkpoint, or the host frees them."""
+        self._models = {key: model for key, model in self._models.items() if key in keys}
         if all(self._active is not held.patcher for held in self._models.values()):
             self._deactivate()
 
@@ -122,6 +125,8 @@ class Residency:
     def _take_off(self, model: LoadedModel, wholly: bool) -> None:
         if self._active is model.patcher:
             self._deactivate()
+        elif self._active is not None and self._active.is_clone(model.patcher):
+            return  # the weights on the device are those of the model that is active
         comfy_api.unload(model.patcher, wholly)
 
     def _deactivate(self) -> None:

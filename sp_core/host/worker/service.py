@@ -54,10 +54,12 @@ class HostService:
     def _do_load(self, body: dict[str, Any]) -> dict[str, Any]:
         """Make a model from the user's graph, and hold it."""
         self.context.show(Phase.REPLAYING)
+        # before others take their place in main memory
+        self._residency.let_go_of_all_but(body["keep"])
         with self._residency.progress_of_loading(body["weight_bytes"], comfy_api.process_memory):
             patcher = self._replay.output(body["graph"], body["node"], body["output_index"])
         model = _checked(patcher, body["architecture"])
-        self._residency.hold(body["key"], model, body["keep"])
+        self._residency.hold(body["key"], model)
         return {"resident": self._residency.keys}
 
     def _do_forward(self, body: dict[str, Any]) -> dict[str, Any]:
