@@ -8,12 +8,11 @@ to 0.33. Each function names what it relies on, and its test says in a sentence 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -221,11 +220,10 @@ def trim_cache(executor: Any, graph: dict[str, Any]) -> None:
         execute(executor, graph, "sp-trim", [])
 
 
-def load_node_pack(path: str, parent: str, ignore: Collection[str] = ()) -> None:
+def load_node_pack(path: str, parent: str, ignore: Collection[str] = ()) -> bool:
     """Load one node pack, its pre-start script first, as ComfyUI would (``nodes.load_custom_node``), but for the classes ``ignore``.
 
-    Raises:
-        ImportError: it does not load; the text is the reason.
+    Returns false where the pack does not load; ComfyUI has logged warnings then, which say why.
     """
     import nodes
 
@@ -237,14 +235,7 @@ def load_node_pack(path: str, parent: str, ignore: Collection[str] = ()) -> None
         script = os.path.join(path, "prestartup_script.py")
         if os.path.exists(script):
             _run_script(script)
-    warnings: list[str] = []
-    try:
-        with _warnings_into(warnings):
-            loaded = run_async(nodes.load_custom_node(path, set(ignore), module_parent=parent))
-    except SystemExit as error:
-        raise ImportError(f"it ended Python ({error})") from error
-    if not loaded:
-        raise ImportError(reason_of_warnings(warnings))
+    return bool(run_async(nodes.load_custom_node(path, set(ignore), module_parent=parent)))
 
 
 def _run_script(path: str) -> None:
@@ -257,33 +248,6 @@ def _run_script(path: str) -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
     except Exception as error:
         logging.getLogger(__name__).error("Failed to execute startup-script: %s / %s", path, error)
-    except SystemExit as error:
-        raise ImportError(f"its pre-start script ended Python ({error})") from error
-
-
-@contextlib.contextmanager
-def _warnings_into(lines: list[str]) -> Iterator[None]:
-    """While the block runs, what ComfyUI logs as a warning is added to ``lines`` too: it tells nobody else why a pack does not load."""
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)
-
-
-def reason_of_warnings(warnings: list[str]) -> str:
-    """Why a pack did not load, from what ``nodes.load_custom_node`` logged: a traceback and a line, or a line."""
-    if not warnings:
-        return "ComfyUI's log has the reason"
-    traceback = next((text for text in warnings[-2:] if text.startswith("Traceback")), None)
-    if traceback is None:
-        return warnings[-1].strip()
-    lines = traceback.strip().splitlines()
-    # the error's own words begin behind the last line of code
-    last = max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
-    return " ".join(line.strip() for line in lines[last + 1 :])
 
 
 def make_prompt_server() -> Any:
@@ -345,6 +309,17 @@ def is_loaded(patcher: Any) -> bool:
     import comfy.model_management as management
 
     return any(entry.model is patcher for entry in management.current_loaded_models)
+
+
+def models_to_load(patcher: Any) -> list[Any]:
+    """A model and those that it brings along (``get_nested_additional_models``), which ComfyUI loads together with it."""
+    return [patcher, *patcher.get_nested_additional_models()]
+
+
+def clean_up(patcher: Any) -> None:
+    """End a sampling run, as ComfyUI's guider does: ``cleanup`` of the model and of those that it brings along."""
+    for model in models_to_load(patcher):
+        model.cleanup()
 
 
 def unload(patcher: Any, wholly: bool = True) -> None:

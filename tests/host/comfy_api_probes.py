@@ -117,7 +117,8 @@ def one_node_pack_can_be_loaded() -> None:
 
     path = Path(comfy_api.host_root(), "comfy_extras", "nodes_model_advanced.py")
     expect(path.is_file(), "comfy_extras/nodes_model_advanced.py is gone")
-    comfy_api.load_node_pack(str(path), "comfy_extras", {"ModelSamplingFlux"})
+    loaded = comfy_api.load_node_pack(str(path), "comfy_extras", {"ModelSamplingFlux"})
+    expect(loaded, "nodes.load_custom_node(path, module_parent=...) does not load a file")
     expect("ModelSamplingFlux" not in nodes.NODE_CLASS_MAPPINGS, "nodes.load_custom_node(path, ignore, ...) ignores no class")
     expect("ModelSamplingSD3" in nodes.NODE_CLASS_MAPPINGS, "a loaded pack's nodes are not in NODE_CLASS_MAPPINGS")
     known = comfy_api.node_catalogue()

@@ -356,7 +356,6 @@ def test_an_interpreter_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -
 # -- lives ----------------------------------------------------------------------------------
 
 
-@today("In the workers a patch begins with each load of the model, so it carries the first run's state into the second.")
 def test_a_patch_that_begins_anew_with_each_run(server: ComfyServer) -> None:
     for seed in (71, 72):
 
@@ -367,7 +366,6 @@ def test_a_patch_that_begins_anew_with_each_run(server: ComfyServer) -> None:
         compare(server, named(f"run_{seed}", case), DEVICES, cfg_split=1)
 
 
-@today("The workers call pre_run when a model is loaded and cleanup when it is dropped, not once for each sampling run.")
 def test_runs_begin_and_end_in_the_workers(server: ComfyServer) -> None:
     watched(server)
     notes(server, "lives")
@@ -383,7 +381,6 @@ def test_runs_begin_and_end_in_the_workers(server: ComfyServer) -> None:
     assert lives == {rank: Counter(pre_run=2, cleanup=2) for rank in (0, 1)}, lives
 
 
-@today("The workers load the model alone; ComfyUI also loads the models that it brings along, and theirs.")
 def test_companions_of_a_model_are_loaded_in_the_workers(server: ComfyServer) -> None:
     watched(server)
     notes(server, "companions")

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from sp_core.host import comfy_api
 from sp_core.host.worker import node_packs
-from sp_core.host.worker.node_packs import NodePacks, NoSuchNode, PackFailed, ancestors, runnable_part
+from sp_core.host.worker.node_packs import NodePacks, NoSuchNode, PackFailed, ancestors, reason_of_warnings, runnable_part
 from sp_core.host.worker.replay import failed_class
 
 
@@ -61,7 +60,7 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "nodes.py", line 2263, i
     ],
 )
 def test_the_reason_of_a_failed_import(warnings: list[str], reason: str) -> None:
-    assert comfy_api.reason_of_warnings(warnings) == reason
+    assert reason_of_warnings(warnings) == reason
 
 
 @pytest.mark.parametrize(
@@ -98,12 +97,13 @@ class Host:
         monkeypatch.setattr(node_packs.comfy_api, "make_prompt_server", SimpleNamespace)
         self.packs = NodePacks(CATALOGUE, lambda: None)
 
-    def load(self, path: str, parent: str, ignore: Collection[str] = ()) -> None:
+    def load(self, path: str, parent: str, ignore: Collection[str] = ()) -> bool:
         name = path.rpartition("/")[2]
         self.on_import.get(name, lambda: None)()
         self.loaded.append(name)
         for class_type in set(HAS[name]) - set(ignore):
             self.nodes.NODE_CLASS_MAPPINGS[class_type] = name
+        return True
 
 
 @pytest.fixture
@@ -113,6 +113,10 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 def failing() -> None:
     raise ImportError("libfancy.so.3 is missing")
+
+
+def ending() -> None:
+    sys.exit("please run install.py first")
 
 
 def test_a_graph_loads_the_packs_of_its_own_nodes(host: Host) -> None:
@@ -131,6 +135,12 @@ def test_a_pack_that_does_not_load_is_named_with_the_reason_and_tried_again(host
     assert set(host.packs.load_for(GRAPH, "lora")) == {"loader", "lora"}
     del host.on_import["odd"]
     assert set(host.packs.load_for(GRAPH, "odd")) == set(GRAPH)
+
+
+def test_a_pack_that_ends_python_does_not_load(host: Host) -> None:
+    host.on_import["odd"] = ending
+    with pytest.raises(PackFailed, match=r"^odd, .* does not load in the worker: it ended Python \(please run install\.py first\)"):
+        host.packs.load("Odd")
 
 
 def test_a_class_that_no_pack_has(host: Host) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -136,9 +137,7 @@ class NodePacks:
         log.log(logging.INFO if parent == CUSTOM else logging.DEBUG, "loading %s", os.path.basename(path))
         self._loading.add(path)
         try:
-            # tensors that a pack makes while it is imported outlive this request
-            with torch.inference_mode(False):
-                comfy_api.load_node_pack(path, parent, self._classes_of_others(path))
+            import_pack(path, parent, self._classes_of_others(path))
         except ImportError as error:
             self._failed[path] = str(error)
             raise
@@ -203,6 +202,48 @@ def needed_by(entry: dict[str, Any], graph: Graph) -> list[str]:
     """Names of the nodes whose outputs are inputs of ``entry``."""
     wires = (value for value in entry["inputs"].values() if isinstance(value, list) and len(value) == 2)
     return [name for name, _ in wires if isinstance(name, str) and name in graph]
+
+
+def import_pack(path: str, parent: str, ignore: Collection[str]) -> None:
+    """Load the pack at ``path``, but for the classes ``ignore``.
+
+    Raises:
+        ImportError: it does not load; the text is the reason.
+    """
+    warnings: list[str] = []
+    try:
+        # tensors that a pack makes while it is imported outlive this request
+        with torch.inference_mode(False), _warnings_into(warnings):
+            loaded = comfy_api.load_node_pack(path, parent, ignore)
+    except SystemExit as error:
+        raise ImportError(f"it ended Python ({error})") from error
+    if not loaded:
+        raise ImportError(reason_of_warnings(warnings))
+
+
+@contextlib.contextmanager
+def _warnings_into(lines: list[str]) -> Iterator[None]:
+    """While the block runs, what ComfyUI logs as a warning is added to ``lines`` too: it tells nobody else why a pack does not load."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def reason_of_warnings(warnings: list[str]) -> str:
+    """Why a pack did not load, from what ``nodes.load_custom_node`` logged: a traceback and a line, or a line."""
+    if not warnings:
+        return "ComfyUI's log has the reason"
+    traceback = next((text for text in warnings[-2:] if text.startswith("Traceback")), None)
+    if traceback is None:
+        return warnings[-1].strip()
+    lines = traceback.strip().splitlines()
+    # the error's own words begin behind the last line of code
+    last = max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    return " ".join(line.strip() for line in lines[last + 1 :])
 
 
 class _Server:
