@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Collection
 from types import SimpleNamespace
@@ -95,7 +96,7 @@ class Host:
         monkeypatch.setitem(sys.modules, "nodes", self.nodes)
         monkeypatch.setattr(node_packs.comfy_api, "load_node_pack", self.load)
         monkeypatch.setattr(node_packs.comfy_api, "make_prompt_server", SimpleNamespace)
-        self.packs = NodePacks(CATALOGUE, lambda: None)
+        self.packs = NodePacks(json.loads(json.dumps(CATALOGUE)), lambda: None)
 
     def load(self, path: str, parent: str, ignore: Collection[str] = ()) -> bool:
         name = path.rpartition("/")[2]

@@ -41,7 +41,9 @@ class NodePacks:
         """``before_each`` is called before a pack is loaded, which can take a while."""
         import nodes
 
-        self._catalogue, self._before_each = catalogue, before_each
+        # a pair is a list once it has been sent
+        self._catalogue = {class_type: (parent, path) for class_type, (parent, path) in catalogue.items()}
+        self._before_each = before_each
         self._loading: set[str] = set()
         self._loaded: set[str] = set()
         #: why a pack did not load, in this graph; it is tried again in the next one
