@@ -91,44 +91,36 @@ def forgotten(own: ComfyServer) -> None:
     time.sleep(0.5)
 
 
-@today("A worker imports a pack before ComfyUI's own extra nodes, two of which import each other and load in one order only.")
 def test_a_pack_that_imports_extra_nodes(own: ComfyServer) -> None:
     compare(own, before("SPOddExtras"), DEVICES)
 
 
-@today("A worker loads only the pack that has the node, and not the one that this pack builds on.")
 def test_a_pack_that_builds_on_another(own: ComfyServer) -> None:
     compare(own, before("SPOddNeedsFolder"), DEVICES)
 
 
-@today("Asking a worker's table of nodes with get or in does not load the pack that has the node.")
 def test_a_pack_that_asks_for_the_node_of_another(own: ComfyServer) -> None:
     compare(own, before("SPOddAsks"), DEVICES)
 
 
-@today("Workers import packs in another thread than the main one, where Python sets no signal handlers.")
 def test_a_pack_that_sets_a_signal_handler(own: ComfyServer) -> None:
     compare(own, before("SPOddSignal"), DEVICES)
 
 
-@today("ComfyUI logs a failing pre-start script and goes on; a worker refuses the pack.")
 def test_a_pack_whose_prestartup_script_fails(own: ComfyServer) -> None:
     compare(own, before("SPOddPrestart"), DEVICES)
 
 
-@today("The sentence says that the pack does not load, and not why.")
 def test_the_reason_of_a_failed_import_is_in_the_sentence(own: ComfyServer) -> None:
     sentence = refusal(own, before("SPOddImport"))
     assert "sp_odd_import" in sentence and "libfancy.so.3 is missing" in sentence, sentence
 
 
-@today("The sentence is the pack's own last word, and names no pack.")
 def test_a_pack_that_exits_is_named(own: ComfyServer) -> None:
     sentence = refusal(own, before("SPOddExit"))
     assert "sp_odd_exit" in sentence and "please run install.py first" in sentence, sentence
 
 
-@today("A load names every MODEL that ComfyUI still holds, so a pack that does not load fails every later prompt too.")
 def test_a_graph_that_failed_is_not_part_of_the_next_load(own: ComfyServer) -> None:
     def held(branch: Branch, model: Link, hold: bool) -> Link:
         """A pack keeps the MODELs that it saw; without it they live until the garbage collector comes."""

@@ -224,7 +224,6 @@ def test_no_worker_starts_workers(server: ComfyServer) -> None:
 # -- what makes two models one --------------------------------------------------------------
 
 
-@today("A model whose LoRA strength or shift changed is dropped in the workers together with the loader's output, which is read again.")
 def test_a_changed_strength_or_shift_reads_no_checkpoint_again(server: ComfyServer) -> None:
     watched(server)
     for number, (strength, shift) in enumerate([(0.2, 5.0), (0.5, 5.0), (0.5, 8.0), (0.9, 3.0)]):
@@ -357,7 +356,6 @@ def test_an_interpreter_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -
 # -- lives ----------------------------------------------------------------------------------
 
 
-@today("In the workers a patch begins with each load of the model, so it carries the first run's state into the second.")
 def test_a_patch_that_begins_anew_with_each_run(server: ComfyServer) -> None:
     for seed in (71, 72):
 
@@ -368,7 +366,6 @@ def test_a_patch_that_begins_anew_with_each_run(server: ComfyServer) -> None:
         compare(server, named(f"run_{seed}", case), DEVICES, cfg_split=1)
 
 
-@today("The workers call pre_run when a model is loaded and cleanup when it is dropped, not once for each sampling run.")
 def test_runs_begin_and_end_in_the_workers(server: ComfyServer) -> None:
     watched(server)
     notes(server, "lives")
@@ -384,7 +381,6 @@ def test_runs_begin_and_end_in_the_workers(server: ComfyServer) -> None:
     assert lives == {rank: Counter(pre_run=2, cleanup=2) for rank in (0, 1)}, lives
 
 
-@today("The workers load the model alone; ComfyUI also loads the models that it brings along, and theirs.")
 def test_companions_of_a_model_are_loaded_in_the_workers(server: ComfyServer) -> None:
     watched(server)
     notes(server, "companions")

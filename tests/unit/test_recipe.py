@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sp_core.errors import SPError
-from sp_core.host.ui.recipe import Recipe, is_link, trace, union
+from sp_core.host.ui.recipe import Recipe, is_link, names_of_loaders, trace, union
 
 LOADER = {"class_type": "UNETLoader", "inputs": {"unet_name": "a.safetensors", "weight_dtype": "default"}}
 
@@ -91,3 +91,13 @@ def test_values_that_are_no_links(value: Any) -> None:
 def test_a_model_that_came_over_no_wire() -> None:
     with pytest.raises(SPError, match="has to be a wire"):
         made({}, None)
+
+
+def test_loaders_have_the_names_that_recipes_give_them() -> None:
+    nodes = {
+        "1": {"class_type": "Loader", "inputs": {"name": "a", "dtype": "default"}},
+        "2": {"class_type": "Lora", "inputs": {"model": ["1", 0], "strength": 1.0}},
+        "3": {"class_type": "Empty"},
+    }
+    names = names_of_loaders(nodes.values())
+    assert len(names) == 2 and set(trace(nodes.__getitem__, ["2", 0]).graph) & names == {trace(nodes.__getitem__, ["1", 0]).node}

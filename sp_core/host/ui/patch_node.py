@@ -10,7 +10,7 @@ from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees, check_reques
 from ...plans import titles
 from .device_input import check_devices, named_devices, why_not_together
 from .patcher import SPModelPatcher, make_sp_patcher
-from .recipe import trace
+from .recipe import names_of_loaders, trace
 from .session import session
 
 log = logging.getLogger(__name__)
@@ -64,4 +64,6 @@ def patch_model(
         raise SPError(f"The model was patched by another SP Model Patch with other {what}; keep one of the two")
     check_requested(requested, len(chosen))
     link = dynprompt.get_node(unique_id)["inputs"].get("model")
-    return make_sp_patcher(model, trace(dynprompt.get_node, link), session(), chosen, keep_loaded, requested)
+    patched = make_sp_patcher(model, trace(dynprompt.get_node, link), session(), chosen, keep_loaded, requested)
+    session().register(patched.sp, names_of_loaders(map(dynprompt.get_node, dynprompt.all_node_ids())))
+    return patched

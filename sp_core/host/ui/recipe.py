@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,7 @@ def trace(get_node: GetNode, link: Any) -> Recipe:
         node = get_node(node_id)
         inputs = {name: [visit(value[0]), value[1]] if is_link(value) else value for name, value in sorted(node.get("inputs", {}).items())}
         class_type = node["class_type"]
-        content = json.dumps([class_type, inputs], sort_keys=True, default=str)
-        name = f"{class_type}-{hashlib.blake2b(content.encode(), digest_size=10).hexdigest()}"
-        names[node_id] = name
+        name = names[node_id] = name_in_recipe(class_type, inputs)
         graph[name] = {"class_type": class_type, "inputs": inputs}
         origin[name] = f"{class_type} (node {node_id})"
         return name
@@ -72,7 +70,19 @@ def trace(get_node: GetNode, link: Any) -> Recipe:
     return Recipe(graph, visit(link[0]), int(link[1]), origin)
 
 
-def union(recipes: list[Recipe]) -> dict[str, dict[str, Any]]:
+def name_in_recipe(class_type: str, inputs: dict[str, Any]) -> str:
+    """A node's name: a hash of what it is, where wires are named by what stands at their other end."""
+    content = json.dumps([class_type, inputs], sort_keys=True, default=str)
+    return f"{class_type}-{hashlib.blake2b(content.encode(), digest_size=10).hexdigest()}"
+
+
+def names_of_loaders(nodes: Iterable[dict[str, Any]]) -> set[str]:
+    """The names that those of ``nodes`` have in a recipe which take no wire, such as loaders of checkpoints."""
+    inputs = ((node["class_type"], node.get("inputs", {})) for node in nodes)
+    return {name_in_recipe(class_type, given) for class_type, given in inputs if not any(map(is_link, given.values()))}
+
+
+def union(recipes: Iterable[Recipe]) -> dict[str, dict[str, Any]]:
     """One graph that makes all of them; equal parts appear once."""
     graph: dict[str, dict[str, Any]] = {}
     for recipe in recipes:
