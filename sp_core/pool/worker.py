@@ -47,21 +47,33 @@ class WorkerContext:
     directory: Path
     run_ahead: RunAheadLimit
     request: int = 0
+    #: blocks that this rank has entered in this request
+    blocks_entered: int = 0
 
     @property
     def own_state(self) -> RankState:
         """What this rank shows of itself to all processes."""
         return self.shared_state.ranks[self.rank]
 
+    def begin(self, request: int) -> None:
+        """The rank starts on a request."""
+        self.request, self.blocks_entered = request, 0
+        self.own_state.begin()
+
     def show(self, phase: Phase, block: int = 0, blocks: int = 0) -> None:
         self.own_state.show(phase, block, blocks)
 
     def enter_block(self, block: int, blocks: int) -> None:
-        """Between two blocks: show progress; raises Cancelled on every rank at the same block."""
+        """Between two blocks: show progress; raises Cancelled on every rank at the same block.
+
+        Args:
+            block, blocks: which block of how many; a model may call them in any order.
+        """
         self.run_ahead.wait_before_block()
         self.show(Phase.COMPUTING, block, blocks)
         self.enter_collective()
-        self.shared_state.enter_block(self.rank, self.request, block)
+        self.shared_state.enter_block(self.rank, self.request, self.blocks_entered)
+        self.blocks_entered += 1
 
     def enter_collective(self) -> None:
         """Say that this rank is about to wait for the others: who keeps them waiting is then known."""
@@ -145,8 +157,7 @@ class _Worker:
                 _leave_orphaned(self.context.directory)
             if frame.op == Op.SHUTDOWN:
                 _leave()
-            self.context.request = frame.request
-            self.context.own_state.begin()
+            self.context.begin(frame.request)
             reply, status = self._answer(frame)
             self.context.show(Phase.IDLE)
             answer = _write(self.replies, Frame(status, frame.request), reply)
