@@ -284,17 +284,14 @@ def devices_on_a_wire(value: str) -> Case:
     return named("devices_on_a_wire", case)
 
 
-@today("For an input on a wire ComfyUI asks whether None is valid, and the check of the device list fails on it.", KeyError)
 def test_devices_come_over_a_wire(server: ComfyServer) -> None:
     compare(server, devices_on_a_wire("cpu:2"), DEVICES)
 
 
-@today("For an input on a wire ComfyUI asks whether None is valid, and the check of the device list fails on it.")
 def test_devices_on_a_wire_that_do_not_exist(server: ComfyServer) -> None:
     assert "no device list" in refusal(server, devices_on_a_wire("gpu"))
 
 
-@today("For an input on a wire ComfyUI asks whether None is valid, and the check of the layout fails on it.", KeyError)
 def test_a_layout_comes_over_a_wire(server: ComfyServer) -> None:
     def case(branch: Branch) -> Link:
         if branch.devices is not None:
@@ -304,7 +301,6 @@ def test_a_layout_comes_over_a_wire(server: ComfyServer) -> None:
     assert "Ulysses 2" in compare(server, named("layout_on_a_wire", case), DEVICES).layout
 
 
-@today("For an input on a wire ComfyUI asks whether None is valid, and SP Sampler's check of the device list fails on it.")
 def test_devices_of_the_sampler_come_over_a_wire(server: ComfyServer) -> None:
     branch = alone(None)
     positive, negative = text(branch, 4096)
