@@ -1,7 +1,7 @@
 """The worker process: joins the groups, then answers one request after another.
 
 A worker leaves when the coordinator says so, when the control group breaks, or when the
-process that started it is gone, whatever it is doing at that moment.
+process that started it is gone, whatever it is doing at that moment (:mod:`.orphaned`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ import faulthandler
 import importlib
 import logging
 import os
-import shutil
 import signal
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +25,7 @@ import torch.distributed as dist
 from . import wire
 from .control import ControlGroup, Frame
 from .errors import Cancelled, PeerFailed
+from .orphaned import leave_orphaned
 from .protocol import GROUP_TIMEOUT, Op, ReplyStatus
 from .run_ahead import RunAheadLimit
 from .shared_buffer import SharedBuffer
@@ -99,7 +97,6 @@ class Service(Protocol):
 def run(config: dict[str, Any], rank: int) -> None:
     """Life of a worker process."""
     directory = Path(config["directory"])
-    _leave_with(config["parent"], directory)
     if hasattr(signal, "SIGUSR1"):
         # The coordinator sends this signal to a rank that stands still, to learn where it stands.
         faulthandler.register(signal.SIGUSR1)
@@ -154,7 +151,7 @@ class _Worker:
             try:
                 frame = self.control.receive(0)
             except RuntimeError:
-                _leave_orphaned(self.context.directory)
+                leave_orphaned(self.context.directory)
             if frame.op == Op.SHUTDOWN:
                 _leave()
             self.context.begin(frame.request)
@@ -164,7 +161,7 @@ class _Worker:
             try:
                 self.control.send(0, answer)
             except RuntimeError:
-                _leave_orphaned(self.context.directory)
+                leave_orphaned(self.context.directory)
 
     def _answer(self, frame: Frame) -> tuple[wire.Encoded, ReplyStatus]:
         try:
@@ -241,20 +238,3 @@ def _leave() -> None:
     sys.stderr.flush()
     # Python's own end would wait for threads of ComfyUI that may still run, and nothing is left to save.
     os._exit(0)
-
-
-def _leave_orphaned(directory: Path) -> None:
-    """The coordinator is gone, so the workers remove the private directory."""
-    shutil.rmtree(directory, ignore_errors=True)
-    os._exit(1)
-
-
-def _leave_with(parent: int, directory: Path) -> None:
-    """Leave as soon as the process that started this one is gone, even in the middle of a step."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        _leave_orphaned(directory)
-
-    threading.Thread(target=watch, name="sp-parent-watch", daemon=True).start()
