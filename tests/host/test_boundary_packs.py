@@ -13,7 +13,7 @@ import pytest
 from campaign import CAMPAIGN
 from host.boundary import alone, before, named, on_wan, refusal, today, write_pack
 from host.graphs import Branch, Link, compare, load, run_sp
-from host.observe import alive, pids, private_directories, wait_for
+from host.observe import alive, count, pids, private_directories, wait_for
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
 
@@ -167,9 +167,17 @@ def test_two_device_lists_keep_their_pools_or_are_refused(own: ComfyServer) -> N
     assert not sentence or ("cpu:2" in sentence and "cpu:3" in sentence), sentence
 
 
-@today("A worker tells that ComfyUI is gone by its process number, which a restart by exec keeps.")
+@pytest.mark.timeout(3600 if CAMPAIGN else 600)
 def test_a_restart_by_exec_leaves_no_worker_behind(own: ComfyServer, temporary: Path) -> None:
-    run_sp(own, named("before_the_restart", lambda branch: on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=94)), DEVICES)
+    for number in range(count(1, 20)):
+        restart(own, temporary, seed=200 + 2 * number)
+
+
+def restart(own: ComfyServer, temporary: Path, seed: int) -> None:
+    def video(branch: Branch) -> Link:
+        return on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=seed)
+
+    run_sp(own, named(f"before_restart_{seed}", video), DEVICES)
     old, folders = pids(own), private_directories(temporary)
     assert len(old) == 2 and len(folders) == 1
     try:
@@ -178,8 +186,7 @@ def test_a_restart_by_exec_leaves_no_worker_behind(own: ComfyServer, temporary: 
         wait_for(lambda: not any(map(alive, old)), 5, "the workers to end with the program that was replaced")
         wait_for(lambda: not private_directories(temporary), 5, "their folder to go")
         own.wait_until_up()
-        again = named("after_the_restart", lambda branch: on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=95))
-        compare(own, again, DEVICES)
+        compare(own, named(f"behind_restart_{seed}", video), DEVICES)
         assert len(pids(own)) == 2
     finally:
         for pid in old:

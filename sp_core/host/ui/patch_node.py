@@ -24,8 +24,15 @@ def supported_models() -> list[str]:
     return titles()
 
 
-def check_degrees(devices: str, requested: RequestedDegrees) -> bool | str:
-    """True, or the sentence that says why the requested degrees do not fit the devices."""
+def check_degrees(devices: str | None, requested: RequestedDegrees) -> bool | str:
+    """True, or the sentence that says why the requested degrees do not fit the devices.
+
+    Args:
+        devices: None where they are not known yet.
+        requested: a degree that is not known yet is left to the planner: what does not fit without it does not fit with any.
+    """
+    if devices is None:
+        return True
     usable = check_devices(devices)
     if usable is not True:
         return usable
@@ -47,9 +54,11 @@ def patch_model(
         dynprompt: the prompt that ComfyUI runs; the workers replay the part of it that leads to ``model``.
 
     Raises:
-        SPError: no plan for the architecture, or the model did not come over a wire.
+        SPError: no plan for the architecture, the model did not come over a wire, or an input has a value that does not exist.
         ValueError: ``devices`` names none that exist.
     """
+    if keep_loaded not in KEEP_LOADED:  # ComfyUI does not compare what comes over a wire with the list
+        raise SPError(f"'{keep_loaded}' is no value for keep_loaded; there are {', '.join(KEEP_LOADED)}")
     chosen = named_devices(devices)
     if len(chosen) < 2:
         why = f"one device ({chosen[0]}) is nothing to share" if chosen else "no accelerator is visible"
