@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -289,6 +291,20 @@ def test_a_worker_that_the_system_does_not_start_is_a_sentence(monkeypatch):
     with pytest.raises(SPError, match=r"The worker of rank 0 cannot be started \(No such file or directory\)"):
         pool.launch()
     assert pool.over and not pool.workers.directory.exists()
+
+
+def test_a_pool_that_ended_goes_with_its_last_user():
+    """Its memory is mapped until it goes, and Python may look for circles of references much later."""
+    gc.collect()
+    gc.disable()
+    try:
+        pool = make_pool("cpu:2")
+        left = weakref.ref(pool)
+        pool.shutdown()
+        del pool
+        assert wait_until(lambda: left() is None, 5), "the pool holds itself"
+    finally:
+        gc.enable()
 
 
 def test_a_failure_inside_a_collective_ends_the_pool_within_seconds():

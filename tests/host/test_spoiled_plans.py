@@ -64,3 +64,11 @@ def test_ranks_that_differ_in_a_bit(server: ComfyServer, spoil: Spoil) -> None:
     with pytest.raises(PromptFailed, match="SP_VERIFY_RANKS: the output of rank 1 differs from that of rank 0"):
         run_sp(server, spoil("tiny_ltxav", "ranks differ"), DEVICES, cfg_split=1)
     assert max(errors(server, spoil("tiny_ltxav", "nothing"))) <= 2e-5
+
+
+def test_a_plan_that_does_not_fit_this_host(server: ComfyServer, spoil: Spoil) -> None:
+    """Refused when the workers have loaded the model, before anything is installed in it."""
+    sentence = r"Wan 2\.1 / 2\.2 cannot run on several devices with ComfyUI [0-9.]+: WanAttentionBlock has no attention_of_tomorrow"
+    with pytest.raises(PromptFailed, match=sentence):
+        run_sp(server, spoil("tiny_wan22_5b", "renamed"), DEVICES)
+    assert max(errors(server, spoil("tiny_wan22_5b", "nothing"))) <= 2e-5

@@ -187,7 +187,7 @@ class SPTestSabotage:
     def spoil(self, model, how, turn):
         from dataclasses import replace
 
-        from sp_core.plans import LTXAV, PLANS, WAN, override
+        from sp_core.plans import LTXAV, PLANS, WAN, Attention, override
         from sp_core.plans.plan import HookPoint, flat_layout
         from sp_core.plans.shard_rules import by_token
 
@@ -211,6 +211,7 @@ class SPTestSabotage:
                 with_blocks(WAN, shard={"freqs": by_token(1)}), choose_layout=flat_layout, hook_points=(HookPoint("head", gather=True),)
             ),
             "video to audio forgotten": with_blocks(LTXAV, attentions=audio_video.attentions[:1]),
+            "renamed": with_blocks(WAN, attentions=(Attention("attention_of_tomorrow"),)),
             "ranks differ": with_blocks(LTXAV, shard={**audio_video.shard, "a_timestep": by_rank}),
         }
         PLANS.update({plan.architecture: plan for plan in (WAN, LTXAV, *([plans[how]] if how in plans else []))})
