@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 # -- both processes --------------------------------------------------------------------------------
@@ -68,13 +69,17 @@ def node_catalogue() -> dict[str, tuple[str, str]]:
 
 
 def _custom_node_path(name: str) -> str | None:
-    import folder_paths
-
-    for folder in folder_paths.get_folder_paths("custom_nodes"):
-        for candidate in (os.path.join(folder, name), os.path.join(folder, f"{name}.py")):
-            if os.path.exists(candidate):
-                return candidate
+    for folder in custom_node_folders():
+        for candidate in (folder / name, folder / f"{name}.py"):
+            if candidate.exists():
+                return str(candidate)
     return None
+
+
+def custom_node_folders() -> list[Path]:
+    """The folders in which node packs lie; none where ComfyUI does not run."""
+    folder_paths = sys.modules.get("folder_paths")
+    return [Path(folder) for folder in folder_paths.get_folder_paths("custom_nodes")] if folder_paths is not None else []
 
 
 def executing_node() -> tuple[str | None, str | None]:
@@ -99,6 +104,14 @@ def _class_type(node_id: str) -> str | None:
         return dynprompt.get_node(node_id)["class_type"] if dynprompt.has_node(node_id) else None
     except (ImportError, AttributeError, KeyError):
         return None
+
+
+def gives_model(class_type: str) -> bool:
+    """A node of this class has a MODEL output (``RETURN_TYPES``), or nobody knows its class."""
+    import nodes
+
+    node = nodes.NODE_CLASS_MAPPINGS.get(class_type)
+    return node is None or "MODEL" in (getattr(node, "RETURN_TYPES", None) or ())
 
 
 def interrupted() -> bool:

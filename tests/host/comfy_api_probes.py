@@ -374,6 +374,14 @@ def the_node_that_runs_is_known() -> None:
 
 
 @probe
+def nodes_tell_whether_they_give_a_model() -> None:
+    from sp_core.host import comfy_api
+
+    expect(comfy_api.gives_model("UNETLoader") and comfy_api.gives_model("no such node"), "RETURN_TYPES of a loader names no MODEL")
+    expect(not comfy_api.gives_model("KSampler"), "RETURN_TYPES of a sampler names a MODEL")
+
+
+@probe
 def the_server_takes_routes_and_progress_lines() -> None:
     import asyncio
 
@@ -418,6 +426,21 @@ def clones_share_the_backup_of_what_they_patch() -> None:
     )
     other.unpatch_model()
     expect(patcher.model.in_features == 4 and patcher.model.weight is before, "unpatching does not restore what was there")
+
+
+@probe
+def callbacks_and_wrappers_have_the_names_that_are_looked_for() -> None:
+    from comfy.patcher_extension import CallbacksMP, WrappersMP
+
+    from sp_core.host.compiled import COMPILE_KEY
+    from sp_core.host.ui.late_callbacks import _WHERE_IT_COMPUTES
+
+    known = {value for name, value in vars(CallbacksMP).items() if name.startswith("ON_")}
+    expect(set(_WHERE_IT_COMPUTES) <= known, f"ComfyUI has no callbacks {sorted(set(_WHERE_IT_COMPUTES) - known)}")
+    expect(WrappersMP.OUTER_SAMPLE == "outer_sample", "there is no wrapper around a sampling run")
+    from comfy_api.torch_helpers import torch_compile
+
+    expect(torch_compile.COMPILE_KEY == COMPILE_KEY, "a compiled model is no longer told by its wrapper's key")
 
 
 @probe

@@ -243,26 +243,13 @@ def test_a_changed_strength_or_shift_reads_no_checkpoint_again(server: ComfyServ
 
 # -- the stand-in is the model for whoever looks --------------------------------------------
 
-QUESTIONS = {
-    "class name": "The stand-in's class has a name of its own, which packs that ask for the name take for another model.",
-    "type name": "The stand-in's class has a name of its own, which packs that ask for the name take for another model.",
-    "module of the class": "The stand-in's class says that it comes from sp_core.",
-    "isinstance": None,
-    "attribute": None,
-    "missing attribute": None,
-    "submodule": None,
-    "submodule by path": None,
-    "names of modules": "The stand-in has no submodules when a pack lists them.",
-    "children": "The stand-in has no submodules when a pack lists them.",
-    "names of weights": None,
-    "parameters": "The stand-in has no parameters when a pack asks for the first one's type or device.",
-}
+QUESTIONS = [
+    *("class name", "type name", "module of the class", "isinstance", "attribute", "missing attribute"),
+    *("submodule", "submodule by path", "names of modules", "children", "names of weights", "parameters"),
+]
 
 
-@pytest.mark.parametrize(
-    "question",
-    [pytest.param(question, marks=[today(why)] if why else [], id=question.replace(" ", "_")) for question, why in QUESTIONS.items()],
-)
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.replace(" ", "_"))
 def test_the_stand_in_answers_as_the_model(server: ComfyServer, question: str) -> None:
     compare(server, behind("SPForeignLook", question=question), DEVICES)
 
@@ -321,7 +308,6 @@ def hooked(branch: Branch) -> Link:
     return sample(branch, branch.patch(load(branch, "tiny_wan_t2v")), (pair[0], pair[1]), latent(branch, EVEN))
 
 
-@today("The sentence asks for SP Model Patch behind the sampler, where nobody can put it.")
 def test_hooks_of_a_conditioning_work_or_are_refused_with_the_truth(server: ComfyServer) -> None:
     try:
         comparison = compare(server, hooked, DEVICES, check=False)
@@ -384,7 +370,6 @@ def test_companions_of_a_model_are_loaded_in_the_workers(server: ComfyServer) ->
     assert {rank: set(counts) for rank, counts in loaded.items()} == {rank: {"first", "second"} for rank in (0, 1)}, loaded
 
 
-@today("A callback that was added behind SP Model Patch acts in ComfyUI's process only, and nobody says so.")
 def test_a_callback_behind_the_patch_is_named_in_a_warning(server: ComfyServer) -> None:
     since = len(server.log())
     compare(server, behind("SPForeignCallback"), DEVICES)
@@ -395,7 +380,6 @@ def test_a_callback_behind_the_patch_is_named_in_a_warning(server: ComfyServer) 
 # -- one failure stays one ------------------------------------------------------------------
 
 
-@today("The class that a stock branch put into the shared model is taken for the model's own.")
 def test_a_class_that_another_branch_left_behind(server: ComfyServer) -> None:
     copy_checkpoint(server, "tiny_wan_class")
     stock = alone(None)

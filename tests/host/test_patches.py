@@ -164,7 +164,6 @@ REFUSED = [
     (before("SPTestForwardReplaced", while_sampling=True), ["forward_orig was replaced while sampling", "SPTestForwardReplaced"]),
     (behind("SPTestForwardReplaced", while_sampling=True), ["forward_orig was replaced while sampling", "SPTestForwardReplaced"]),
     (behind("SPTestPatchWhileSampling"), ["while sampling", "SPTestPatchWhileSampling"]),
-    (before("TorchCompileModel", backend="inductor"), ["torch.compile"]),
 ]
 
 

@@ -106,11 +106,6 @@ def test_a_merge_that_reads_its_weights(server: ComfyServer) -> None:
     assert "Place SP Model Patch after ModelMergeSimple" in failure(server, merge)
 
 
-def test_a_compiled_model_on_either_side(server: ComfyServer) -> None:
-    for place in (behind, before):
-        assert "torch.compile" in failure(server, place("TorchCompileModel", backend="inductor"))
-
-
 def test_an_object_patch_of_what_runs_here_is_no_problem(server: ComfyServer) -> None:
     compare(server, behind("SPTestObjectPatch", name="model_sampling"), DEVICES)
 

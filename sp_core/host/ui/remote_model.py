@@ -18,6 +18,7 @@ from ...pool.devices import WorkerDevice
 from ...pool.errors import Cancelled
 from .. import comfy_api
 from ..block_skips import SKIPPED, take_skips
+from .known_objects import KnownObjects
 from .outgoing_options import for_workers
 from .progress import Watcher
 from .recipe import Recipe
@@ -73,6 +74,7 @@ class RemoteModel:
         devices: one for each worker, by rank.
         weight_bytes: size of the model's weights.
         keep_loaded: "auto", "always" or "never", see SP Model Patch.
+        known_objects: what of the options the workers have by themselves.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class RemoteModel:
         weight_bytes: int,
         keep_loaded: str = "auto",
         requested: RequestedDegrees = NOTHING_REQUESTED,
+        known_objects: KnownObjects | None = None,
     ) -> None:
         self.recipe, self.devices, self.plan = recipe, devices, plan
         self.weight_bytes, self.keep_loaded, self.requested = weight_bytes, keep_loaded, requested
@@ -98,8 +101,7 @@ class RemoteModel:
         self._pool_of_run: Pool | None = None
         #: number of the sampling run, by which each worker knows that another one has begun
         self._run_number: int | None = None
-        #: options that the log has named already
-        self._logged_options: set[str] = set()
+        self._known_objects = KnownObjects({}, foreign_code=True) if known_objects is None else known_objects
 
     # -- a sampling run ----------------------------------------------------------------
 
@@ -149,11 +151,10 @@ class RemoteModel:
 
     def forward(self, method: str, named: dict[str, Any], extra: dict[str, Any], transformer_options: dict[str, Any]) -> Any:
         transformer_options, skips = take_skips(transformer_options)
-        plain, kept_here = for_workers(transformer_options)
+        plain = for_workers(transformer_options, self._known_objects)
         if skips:
             plain[SKIPPED] = skips
         named, extra = ({name: self._travelling(name, value) for name, value in part.items()} for part in (named, extra))
-        self._log_kept(kept_here)
         device = _device_of(named)
         pool = self._session.ensure(self)
         if self.plan.keeps_state and pool is not self._pool_of_run:
@@ -173,12 +174,6 @@ class RemoteModel:
         pool.out_of_step = False
         self._account(pool, reply["stats"], time.perf_counter() - started)
         return reply["output"]
-
-    def _log_kept(self, options: list[str]) -> None:
-        for key in options:
-            if key not in self._logged_options:
-                self._logged_options.add(key)
-                log.info("transformer_options['%s'] is an object and stays in this process", key)
 
     def _travelling(self, name: str, value: Any) -> Any:
         change = self.plan.to_plain.get(name)

@@ -29,6 +29,7 @@ from .forward_call import ForwardCall
 from .patch_check import check_patches
 from .replay import GraphReplay
 from .residency import LoadedModel, Residency
+from .uncompiled import uncompile
 
 
 class HostService:
@@ -150,6 +151,7 @@ def _checked(patcher: Any, architecture: str) -> LoadedModel:
     Raises:
         SPError: it is another architecture, or holds a patch that is not known to work.
     """
+    uncompile(patcher)
     found = type(patcher.model.diffusion_model).__name__
     if found != architecture:
         raise SPError(f"the workers made a {found} from the graph, the UI process a {architecture}")
