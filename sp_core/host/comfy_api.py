@@ -89,6 +89,16 @@ def executing_node() -> tuple[str | None, str | None]:
     return node_id, _class_type(node_id)
 
 
+def executing_list_index() -> int | None:
+    """Which call this is where ComfyUI runs the node in this thread once for each member of a list; None where it does not say."""
+    try:
+        from comfy_execution.utils import get_executing_context
+    except ImportError:
+        return None
+    context = get_executing_context()
+    return None if context is None else context.list_index
+
+
 def _class_type(node_id: str) -> str | None:
     try:
         from comfy_execution.progress import get_progress_state

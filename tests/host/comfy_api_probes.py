@@ -75,6 +75,43 @@ def the_executor_runs_a_part_of_a_graph_and_remembers_it() -> None:
 
 
 @probe
+def a_node_knows_which_member_of_a_list_it_gets() -> None:
+    from sp_core.host import comfy_api
+
+    expect(comfy_api.executing_list_index() is None, "there is an executing context where no node runs")
+    seen: list[Any] = []
+    _run_probe_node(lambda: seen.append(comfy_api.executing_list_index()))
+    expect(seen == [0], "get_executing_context().list_index no longer tells which call of a node this is")
+
+
+def _run_probe_node(work: Callable[[], Any]) -> None:
+    """Have the executor run ``work`` as a node that takes an image from another node."""
+    import torch
+
+    import nodes
+    from sp_core.host import comfy_api
+
+    class Probe:
+        INPUT_TYPES = classmethod(lambda cls: {"required": {"image": ("IMAGE",)}})
+        RETURN_TYPES = ("IMAGE",)
+        FUNCTION = "run"
+
+        def run(self, image: Any) -> tuple[Any]:
+            work()
+            return (image,)
+
+    nodes.NODE_CLASS_MAPPINGS["SPProbe"] = Probe
+    executor = comfy_api.make_executor(Server())
+    graph = {**IMAGE, "p": {"class_type": "SPProbe", "inputs": {"image": ["a", 0]}}}
+    try:
+        with torch.inference_mode():
+            executor.execute(graph, "probe", {}, ["p"])
+    finally:
+        del nodes.NODE_CLASS_MAPPINGS["SPProbe"]
+    expect(executor.success, f"a node of a class in NODE_CLASS_MAPPINGS failed: {executor.status_messages}")
+
+
+@probe
 def a_failed_graph_says_which_node() -> None:
     import torch
 

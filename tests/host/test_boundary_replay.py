@@ -61,7 +61,6 @@ def saved_list(server: ComfyServer, devices: str | None) -> list[torch.Tensor]:
     return [load_file(path)["part0"] for path in server.run(branch.graph.prompt)[saved.id]["saved"]]
 
 
-@today("The recipe of a MODEL does not know its place in a list, so every member computes with the first one's weights.")
 def test_each_member_of_a_list_has_its_own_weights(server: ComfyServer) -> None:
     stock, sp = saved_list(server, None), saved_list(server, DEVICES)
     assert len(sp) == len(stock) == 2

@@ -63,6 +63,11 @@ def test_outputs_of_one_node_are_different_models() -> None:
     assert made(graph, ["1", 0]).key != made(graph, ["1", 1]).key
 
 
+def test_members_of_a_list_are_different_models() -> None:
+    keys = {trace({"1": LOADER}.__getitem__, ["1", 0], index).key for index in (None, 0, 1)}
+    assert len(keys) == 3
+
+
 def test_two_loaders_of_one_file_are_one_node() -> None:
     graph = {"1": LOADER, "2": dict(LOADER), "3": {"class_type": "ModelMergeSimple", "inputs": {"model1": ["1", 0], "model2": ["2", 0]}}}
     recipe = made(graph, ["3", 0])

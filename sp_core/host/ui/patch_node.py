@@ -8,6 +8,7 @@ from typing import Any
 from ...errors import SPError
 from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees, check_requested
 from ...plans import titles
+from .. import comfy_api
 from .device_input import check_devices, named_devices, why_not_together
 from .patcher import SPModelPatcher, make_sp_patcher
 from .recipe import trace
@@ -64,4 +65,5 @@ def patch_model(
         raise SPError(f"The model was patched by another SP Model Patch with other {what}; keep one of the two")
     check_requested(requested, len(chosen))
     link = dynprompt.get_node(unique_id)["inputs"].get("model")
-    return make_sp_patcher(model, trace(dynprompt.get_node, link), session(), chosen, keep_loaded, requested)
+    recipe = trace(dynprompt.get_node, link, comfy_api.executing_list_index())
+    return make_sp_patcher(model, recipe, session(), chosen, keep_loaded, requested)

@@ -27,11 +27,14 @@ class Recipe:
     output_index: int
     #: class type and id of every node in the user's graph, by its name in this one; for messages
     origin: dict[str, str]
+    #: which member, where the output is a list of MODELs; None where ComfyUI does not say
+    list_index: int | None = None
 
     @property
     def key(self) -> str:
-        """Identity of the model: equal keys mean the same output of the same graph."""
-        return f"{self.node}:{self.output_index}"
+        """Identity of the model: equal keys mean the same member of the same output of the same graph."""
+        member = "" if self.list_index is None else f"[{self.list_index}]"
+        return f"{self.node}:{self.output_index}{member}"
 
     def with_users_names(self, text: str) -> str:
         """``text`` with the nodes of the user's graph in the place of the names that the replayed graph has for them."""
@@ -44,8 +47,11 @@ def is_link(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], (int, float))
 
 
-def trace(get_node: GetNode, link: Any) -> Recipe:
+def trace(get_node: GetNode, link: Any, list_index: int | None = None) -> Recipe:
     """Collect the ancestors of ``link`` (``[node id, output index]``).
+
+    Args:
+        list_index: which member of the output is meant, if the output is a list.
 
     Raises:
         SPError: the input is not a link, so there is no graph to run in the workers.
@@ -69,7 +75,7 @@ def trace(get_node: GetNode, link: Any) -> Recipe:
         origin[name] = f"{class_type} (node {node_id})"
         return name
 
-    return Recipe(graph, visit(link[0]), int(link[1]), origin)
+    return Recipe(graph, visit(link[0]), int(link[1]), origin, list_index)
 
 
 def union(recipes: list[Recipe]) -> dict[str, dict[str, Any]]:

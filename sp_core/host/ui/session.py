@@ -138,6 +138,7 @@ class Session:
             "graph": union(live),
             "node": model.recipe.node,
             "output_index": model.recipe.output_index,
+            "list_index": model.recipe.list_index,
             "key": model.recipe.key,
             "keep": sorted({recipe.key for recipe in live}),
             "architecture": model.plan.architecture,

@@ -30,8 +30,8 @@ class GraphReplay:
         _install_lazy_nodes(catalogue)
         self._executor = comfy_api.make_executor(_Server())
 
-    def output(self, graph: dict[str, Any], node: str, index: int) -> Any:
-        """Run what ``node`` needs of ``graph``, and return its output number ``index``.
+    def output(self, graph: dict[str, Any], node: str, index: int, list_index: int | None) -> Any:
+        """Run what ``node`` needs of ``graph``, and return its output number ``index``, of a list the member ``list_index``.
 
         Raises:
             Cancelled: the user cancelled meanwhile.
@@ -48,11 +48,22 @@ class GraphReplay:
         outputs = comfy_api.cached_outputs(self._executor, node)
         if outputs is None or index >= len(outputs) or not outputs[index]:
             raise SPError(f"{node} gave no model")
-        return outputs[index][0]
+        return member_of(outputs[index], list_index, node)
 
     def trim(self, graph: dict[str, Any]) -> None:
         """Forget what was computed for nodes that are not in ``graph``."""
         comfy_api.trim_cache(self._executor, graph)
+
+
+def member_of(values: list[Any], list_index: int | None, node: str) -> Any:
+    """The value that ComfyUI gives to call ``list_index`` of the next node: the last one where the list is too short.
+
+    Raises:
+        SPError: there are several values, and nobody knows which is meant.
+    """
+    if list_index is None and len(values) > 1:
+        raise SPError(f"{node} gave a list of {len(values)} models, and this ComfyUI does not say which of them is meant. Give it one")
+    return values[min(list_index or 0, len(values) - 1)]
 
 
 class _Server:
