@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -97,6 +98,24 @@ def executing_list_index() -> int | None:
         return None
     context = get_executing_context()
     return None if context is None else context.list_index
+
+
+def outputs_so_far() -> Callable[[str], list[list[Any]] | None]:
+    """What ComfyUI has computed of the prompt that it runs in this thread: node id -> its outputs, each a list.
+
+    The function returns None for a node that was not computed, or whose result was dropped. Relies on ``caches`` of
+    ``execution.execute``, which calls the node that calls this, and on its ``outputs.get_local``.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and not (frame.f_code.co_name == "execute" and "caches" in frame.f_code.co_varnames):
+        frame = frame.f_back
+    outputs: Any = getattr(frame.f_locals["caches"], "outputs", None) if frame is not None else None
+
+    def of_node(node_id: str) -> list[list[Any]] | None:
+        entry = outputs.get_local(node_id) if hasattr(outputs, "get_local") else None
+        return getattr(entry, "outputs", None)
+
+    return of_node
 
 
 def _class_type(node_id: str) -> str | None:

@@ -84,6 +84,19 @@ def a_node_knows_which_member_of_a_list_it_gets() -> None:
     expect(seen == [0], "get_executing_context().list_index no longer tells which call of a node this is")
 
 
+@probe
+def what_was_computed_can_be_read_by_a_node() -> None:
+    from sp_core.host import comfy_api
+
+    expect(comfy_api.outputs_so_far()("a") is None, "there are outputs where no prompt runs")
+    seen: list[Any] = []
+    _run_probe_node(lambda: seen.append(comfy_api.outputs_so_far()("a")))
+    expect(
+        seen and seen[0] is not None and tuple(seen[0][0][0].shape) == (1, 8, 8, 3),
+        "execution.execute has no caches.outputs.get_local(node).outputs any more, so the workers would compute every value again",
+    )
+
+
 def _run_probe_node(work: Callable[[], Any]) -> None:
     """Have the executor run ``work`` as a node that takes an image from another node."""
     import torch

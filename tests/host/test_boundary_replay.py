@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from campaign import CAMPAIGN
 from host.boundary import (
     EVEN,
     LORA,
@@ -79,7 +78,6 @@ def drawn_strength(branch: Branch) -> Link:
     return on_wan(branch, branch.patch(model), cfg=1.0)
 
 
-@today("Each worker runs the node that draws the number, and computes with a strength of its own.")
 def test_a_drawn_number_is_drawn_once(server: ComfyServer) -> None:
     compare(server, drawn_strength, DEVICES)
 
@@ -177,39 +175,19 @@ def stage_behind_a_stage(first_on_devices: bool) -> Case:
 
 
 MODEL_NODES = {
-    "text": (
-        guided_by_a_text,
-        {"UNETLoader", "SPForeignBatchTelling"},
-        "Each worker encodes the text: the recipe follows conditioning.",
-    ),
-    "encode": (
-        behind_an_encode,
-        {"UNETLoader", "SPForeignControl"},
-        "Each worker loads the VAE: the recipe follows latents.",
-    ),
-    "audio": (
-        reference_audio,
-        {"UNETLoader", "LTXVReferenceAudio"},
-        "Each worker loads the sound: the recipe follows audio.",
-    ),
-    "stage": (
-        stage_behind_a_stage(False),
-        {"UNETLoader", "ModelSamplingLTXV"},
-        "The recipe follows latents, so each worker samples the first stage again, by itself.",
-    ),
+    "text": (guided_by_a_text, {"UNETLoader", "SPForeignBatchTelling"}),
+    "encode": (behind_an_encode, {"UNETLoader", "SPForeignControl"}),
+    "audio": (reference_audio, {"UNETLoader", "LTXVReferenceAudio"}),
+    "stage": (stage_behind_a_stage(False), {"UNETLoader", "ModelSamplingLTXV"}),
 }
 
 
-@pytest.mark.parametrize(
-    ("case", "allowed"), [pytest.param(case, allowed, id=name, marks=today(why)) for name, (case, allowed, why) in MODEL_NODES.items()]
-)
+@pytest.mark.parametrize(("case", "allowed"), MODEL_NODES.values(), ids=MODEL_NODES)
 def test_workers_run_the_nodes_of_the_model_only(server: ComfyServer, case: Case, allowed: set[str]) -> None:
     _, ran = compare_and_list(server, case)
     assert all(set(counts) <= allowed for counts in ran.values()), ran
 
 
-@pytest.mark.skipif(not CAMPAIGN, reason="each worker starts workers of its own today, which takes a minute")
-@today("The recipe follows latents: each worker replays the sampler of the first stage, which starts workers of its own.")
 def test_no_worker_starts_workers(server: ComfyServer) -> None:
     since = len(server.log())
     try:

@@ -9,8 +9,12 @@ import pytest
 
 from sp_core.errors import SPError
 from sp_core.host.ui.recipe import Recipe, is_link, trace, union
+from sp_core.host.ui.values import ComputedValues
 
 LOADER = {"class_type": "UNETLoader", "inputs": {"unet_name": "a.safetensors", "weight_dtype": "default"}}
+
+
+NOTHING = ComputedValues(lambda node_id: None, lambda a, b: False)
 
 
 def lora(source: list[Any], strength: float) -> dict[str, Any]:
@@ -18,7 +22,7 @@ def lora(source: list[Any], strength: float) -> dict[str, Any]:
 
 
 def made(graph: dict[str, Any], link: Any) -> Recipe:
-    return trace(graph.__getitem__, link)
+    return trace(graph.__getitem__, link, NOTHING)
 
 
 def test_only_the_ancestors() -> None:
@@ -64,7 +68,7 @@ def test_outputs_of_one_node_are_different_models() -> None:
 
 
 def test_members_of_a_list_are_different_models() -> None:
-    keys = {trace({"1": LOADER}.__getitem__, ["1", 0], index).key for index in (None, 0, 1)}
+    keys = {trace({"1": LOADER}.__getitem__, ["1", 0], NOTHING, index).key for index in (None, 0, 1)}
     assert len(keys) == 3
 
 

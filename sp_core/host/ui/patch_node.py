@@ -11,8 +11,10 @@ from ...plans import titles
 from .. import comfy_api
 from .device_input import check_devices, named_devices, why_not_together
 from .patcher import SPModelPatcher, make_sp_patcher
-from .recipe import trace
+from .recipe import is_link, trace
 from .session import session
+from .unchanged_model import same_for_workers
+from .values import ComputedValues
 
 log = logging.getLogger(__name__)
 
@@ -65,5 +67,12 @@ def patch_model(
         raise SPError(f"The model was patched by another SP Model Patch with other {what}; keep one of the two")
     check_requested(requested, len(chosen))
     link = dynprompt.get_node(unique_id)["inputs"].get("model")
-    recipe = trace(dynprompt.get_node, link, comfy_api.executing_list_index())
+    computed = ComputedValues(comfy_api.outputs_so_far(), same_for_workers)
+    recipe = trace(dynprompt.get_node, link, computed, _list_index(computed, link))
     return make_sp_patcher(model, recipe, session(), chosen, keep_loaded, requested)
+
+
+def _list_index(computed: ComputedValues, link: Any) -> int | None:
+    """Which member of the list on the wire ``link`` this call of the node got: the last one where another input has more."""
+    members, index = computed.members(link) if is_link(link) else None, comfy_api.executing_list_index()
+    return index if index is None or members is None else min(index, len(members) - 1)

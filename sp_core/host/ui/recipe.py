@@ -3,6 +3,8 @@
 Node ids are hashes of what a node is and of everything above it. So two loaders of one
 file are one node, a changed LoRA strength renames that node and those below it only, and
 the host's cache in a worker keeps exactly what did not change.
+
+A recipe ends where a wire carries data: ComfyUI's process has computed it, and the value takes the wire's place.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import SPError
+from ..recipe_values import VALUE_NODE
+from .values import ComputedValues
 
 GetNode = Callable[[str], dict[str, Any]]
 
@@ -29,6 +33,8 @@ class Recipe:
     origin: dict[str, str]
     #: which member, where the output is a list of MODELs; None where ComfyUI does not say
     list_index: int | None = None
+    #: what the value nodes of the graph give, by digest: all members of a list
+    values: dict[str, list[Any]] = field(default_factory=dict, compare=False)
 
     @property
     def key(self) -> str:
@@ -47,10 +53,11 @@ def is_link(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], (int, float))
 
 
-def trace(get_node: GetNode, link: Any, list_index: int | None = None) -> Recipe:
+def trace(get_node: GetNode, link: Any, computed: ComputedValues, list_index: int | None = None) -> Recipe:
     """Collect the ancestors of ``link`` (``[node id, output index]``).
 
     Args:
+        computed: what ComfyUI's process has computed of the prompt.
         list_index: which member of the output is meant, if the output is a list.
 
     Raises:
@@ -58,24 +65,46 @@ def trace(get_node: GetNode, link: Any, list_index: int | None = None) -> Recipe
     """
     if not is_link(link):
         raise SPError("The model input has to be a wire from a model loader or from a node behind one")
-    graph: dict[str, dict[str, Any]] = {}
-    origin: dict[str, str] = {}
-    names: dict[str, str] = {}
+    tracing = _Tracing(get_node, computed)
+    node, output_index = tracing.wire(link)
+    return Recipe(tracing.graph, node, output_index, tracing.origin, list_index, tracing.values)
 
-    def visit(node_id: str) -> str:
-        if node_id in names:
-            return names[node_id]
-        node = get_node(node_id)
-        inputs = {name: [visit(value[0]), value[1]] if is_link(value) else value for name, value in sorted(node.get("inputs", {}).items())}
+
+class _Tracing:
+    """The graph of a recipe while it grows."""
+
+    def __init__(self, get_node: GetNode, computed: ComputedValues) -> None:
+        self._get_node, self._computed = get_node, computed
+        self.graph: dict[str, dict[str, Any]] = {}
+        self.origin: dict[str, str] = {}
+        self.values: dict[str, list[Any]] = {}
+        self._names: dict[str, str] = {}
+
+    def wire(self, link: Any) -> list[Any]:
+        """The wire of the recipe that carries what ``link`` carries in the user's graph."""
+        node = self._get_node(link[0])
+        if (value := self._computed.value(link)) is not None:
+            name = f"{VALUE_NODE}-{value.digest}"
+            self.graph[name] = {"class_type": VALUE_NODE, "inputs": {"digest": value.digest}}
+            self.origin[name] = f"the value of {node['class_type']} (node {link[0]})"
+            self.values[value.digest] = value.members
+            return [name, 0]
+        inputs = {name: source for name, source in node.get("inputs", {}).items() if is_link(source)}
+        if (source := self._computed.unchanged(link, inputs)) is not None:
+            return self.wire(source)
+        return [self._visit(link[0], node), int(link[1])]
+
+    def _visit(self, node_id: str, node: dict[str, Any]) -> str:
+        if node_id in self._names:
+            return self._names[node_id]
+        inputs = {name: self.wire(value) if is_link(value) else value for name, value in sorted(node.get("inputs", {}).items())}
         class_type = node["class_type"]
         content = json.dumps([class_type, inputs], sort_keys=True, default=str)
         name = f"{class_type}-{hashlib.blake2b(content.encode(), digest_size=10).hexdigest()}"
-        names[node_id] = name
-        graph[name] = {"class_type": class_type, "inputs": inputs}
-        origin[name] = f"{class_type} (node {node_id})"
+        self._names[node_id] = name
+        self.graph[name] = {"class_type": class_type, "inputs": inputs}
+        self.origin[name] = f"{class_type} (node {node_id})"
         return name
-
-    return Recipe(graph, visit(link[0]), int(link[1]), origin, list_index)
 
 
 def union(recipes: list[Recipe]) -> dict[str, dict[str, Any]]:

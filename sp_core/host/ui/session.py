@@ -139,13 +139,15 @@ class Session:
             "node": model.recipe.node,
             "output_index": model.recipe.output_index,
             "list_index": model.recipe.list_index,
+            "values": model.recipe.values,
             "key": model.recipe.key,
             "keep": sorted({recipe.key for recipe in live}),
             "architecture": model.plan.architecture,
             "weight_bytes": model.weight_bytes,
         }
         try:
-            reply = pool.call("load", body, doing="loading the model", watch=Watcher("loading the model"))
+            watch = Watcher("loading the model")
+            reply = pool.call("load", body, doing="loading the model", watch=watch, volatile=("values",))
         except Cancelled:
             comfy_api.raise_interrupt()
         except WorkerFailed as error:

@@ -15,6 +15,7 @@ from ...pool.errors import Cancelled
 from ...pool.worker import WorkerContext
 from .. import comfy_api
 from .interrupt import interruptible
+from .values import Values
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +29,15 @@ class GraphReplay:
     def __init__(self, context: WorkerContext, catalogue: Catalogue) -> None:
         self._context = context
         _install_lazy_nodes(catalogue)
+        self._values = Values()
+        self._values.install()
         self._executor = comfy_api.make_executor(_Server())
 
-    def output(self, graph: dict[str, Any], node: str, index: int, list_index: int | None) -> Any:
+    def output(self, graph: dict[str, Any], values: dict[str, list[Any]], node: str, index: int, list_index: int | None) -> Any:
         """Run what ``node`` needs of ``graph``, and return its output number ``index``, of a list the member ``list_index``.
+
+        Args:
+            values: what the value nodes of ``graph`` give, by digest.
 
         Raises:
             Cancelled: the user cancelled meanwhile.
@@ -39,7 +45,7 @@ class GraphReplay:
         """
         graph = {name: {"class_type": entry["class_type"], "inputs": dict(entry["inputs"])} for name, entry in graph.items()}
         self._executor.success = True
-        with torch.inference_mode(), interruptible(self._context.cancelled):
+        with torch.inference_mode(), interruptible(self._context.cancelled), self._values.given(values):
             comfy_api.execute(self._executor, graph, f"sp-{time.monotonic_ns()}", [node])
         if self._context.cancelled():
             raise Cancelled

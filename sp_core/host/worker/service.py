@@ -55,7 +55,7 @@ class HostService:
         """Make a model from the user's graph, and hold it."""
         self.context.show(Phase.REPLAYING)
         with self._residency.progress_of_loading(body["weight_bytes"], comfy_api.process_memory):
-            patcher = self._replay.output(body["graph"], body["node"], body["output_index"], body["list_index"])
+            patcher = self._replay.output(body["graph"], body["values"], body["node"], body["output_index"], body["list_index"])
         model = _checked(patcher, body["architecture"])
         self._residency.hold(body["key"], model, body["keep"])
         return {"resident": self._residency.keys}
