@@ -83,7 +83,6 @@ def test_a_drawn_number_is_drawn_once(server: ComfyServer) -> None:
 
 
 @pytest.mark.parametrize("where", ["one rank", "all workers"])
-@today("Nothing compares what the ranks and ComfyUI's process hold, so other weights make another picture without a word.")
 def test_ranks_prove_that_they_hold_the_same_model(server: ComfyServer, where: str) -> None:
     sentence = refusal(server, before("SPForeignDiffers", where=where))
     assert "SPForeignDiffers" in sentence and re.search("rank|worker", sentence, re.I), sentence

@@ -14,7 +14,7 @@ from sp_core.host.ui.values import ComputedValues
 LOADER = {"class_type": "UNETLoader", "inputs": {"unet_name": "a.safetensors", "weight_dtype": "default"}}
 
 
-NOTHING = ComputedValues(lambda node_id: None, lambda a, b: False)
+NOTHING = ComputedValues(lambda node_id: None, lambda a, b: False, lambda model, weights: {})
 
 
 def lora(source: list[Any], strength: float) -> dict[str, Any]:

@@ -43,7 +43,7 @@ OUTPUTS: dict[str, list[list[Any]]] = {
 
 
 def made(node: str, **changed: list[list[Any]]) -> Recipe:
-    return trace(GRAPH.__getitem__, [node, 0], ComputedValues({**OUTPUTS, **changed}.get, same))
+    return trace(GRAPH.__getitem__, [node, 0], ComputedValues({**OUTPUTS, **changed}.get, same, lambda model, weights: {}))
 
 
 def classes(recipe: Recipe) -> list[str]:

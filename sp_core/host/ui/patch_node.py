@@ -9,6 +9,7 @@ from ...errors import SPError
 from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees, check_requested
 from ...plans import titles
 from .. import comfy_api
+from ..model_digest import model_digest
 from .device_input import check_devices, named_devices, why_not_together
 from .patcher import SPModelPatcher, make_sp_patcher
 from .recipe import is_link, trace
@@ -67,7 +68,7 @@ def patch_model(
         raise SPError(f"The model was patched by another SP Model Patch with other {what}; keep one of the two")
     check_requested(requested, len(chosen))
     link = dynprompt.get_node(unique_id)["inputs"].get("model")
-    computed = ComputedValues(comfy_api.outputs_so_far(), same_for_workers)
+    computed = ComputedValues(comfy_api.outputs_so_far(), same_for_workers, model_digest)
     recipe = trace(dynprompt.get_node, link, computed, _list_index(computed, link))
     return make_sp_patcher(model, recipe, session(), chosen, keep_loaded, requested)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import SPError
+from ..model_digest import Part
 from ..recipe_values import VALUE_NODE
 from .values import ComputedValues
 
@@ -35,6 +36,8 @@ class Recipe:
     list_index: int | None = None
     #: what the value nodes of the graph give, by digest: all members of a list
     values: dict[str, list[Any]] = field(default_factory=dict, compare=False)
+    #: what the MODELs on the way are in ComfyUI's process, by node and output, the loader's first
+    models: dict[tuple[str, int], list[dict[str, Part]]] = field(default_factory=dict, compare=False)
 
     @property
     def key(self) -> str:
@@ -67,7 +70,7 @@ def trace(get_node: GetNode, link: Any, computed: ComputedValues, list_index: in
         raise SPError("The model input has to be a wire from a model loader or from a node behind one")
     tracing = _Tracing(get_node, computed)
     node, output_index = tracing.wire(link)
-    return Recipe(tracing.graph, node, output_index, tracing.origin, list_index, tracing.values)
+    return Recipe(tracing.graph, node, output_index, tracing.origin, list_index, tracing.values, tracing.models)
 
 
 class _Tracing:
@@ -78,6 +81,7 @@ class _Tracing:
         self.graph: dict[str, dict[str, Any]] = {}
         self.origin: dict[str, str] = {}
         self.values: dict[str, list[Any]] = {}
+        self.models: dict[tuple[str, int], list[dict[str, Part]]] = {}
         self._names: dict[str, str] = {}
 
     def wire(self, link: Any) -> list[Any]:
@@ -92,7 +96,10 @@ class _Tracing:
         inputs = {name: source for name, source in node.get("inputs", {}).items() if is_link(source)}
         if (source := self._computed.unchanged(link, inputs)) is not None:
             return self.wire(source)
-        return [self._visit(link[0], node), int(link[1])]
+        place = (self._visit(link[0], node), int(link[1]))
+        if place not in self.models and (digests := self._computed.model_digests(link)) is not None:
+            self.models[place] = digests
+        return list(place)
 
     def _visit(self, node_id: str, node: dict[str, Any]) -> str:
         if node_id in self._names:

@@ -20,6 +20,7 @@ from .. import comfy_api
 from .progress import Watcher
 from .recipe import Recipe, union
 from .remote_model import RemoteModel
+from .same_models import check_same_models
 from .worker_arguments import worker_arguments
 
 if TYPE_CHECKING:
@@ -146,13 +147,17 @@ class Session:
             "weight_bytes": model.weight_bytes,
         }
         try:
-            watch = Watcher("loading the model")
-            reply = pool.call("load", body, doing="loading the model", watch=watch, volatile=("values",))
+            watch, doing = Watcher("loading the model"), "loading the model"
+            reply = pool.call("load", body, doing=doing, watch=watch, volatile=("values",))
+            digests = pool.call("digests", {"outputs": list(model.recipe.models)}, doing=doing, watch=watch)
         except Cancelled:
             comfy_api.raise_interrupt()
         except WorkerFailed as error:
             raise SPError(model.recipe.with_users_names(str(error))) from error
-        self._resident = set(reply["resident"])
+        # a model that differs is not used: the next prompt loads it again, and proves it again
+        self._resident = set(reply["resident"]) - {model.recipe.key}
+        check_same_models(model.recipe, digests["by_rank"])
+        self._resident.add(model.recipe.key)
         model.must_replay = False
         log.info("model %s in %d workers after %.2f s", model.recipe.key, pool.world_size, time.perf_counter() - started)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ...pool import wire
+from ..model_digest import Part
 
 #: node id -> its outputs, each a list; None for a node that was not computed, or whose result ComfyUI has dropped
 Outputs = Callable[[str], "list[list[Any]] | None"]
@@ -34,10 +35,14 @@ class ComputedValues:
     Args:
         outputs: what was computed so far, see :func:`sp_core.host.comfy_api.outputs_so_far`.
         same_model: tells of two of its values whether they are MODELs that a worker could not tell apart.
+        model_digest: of a MODEL, see :func:`sp_core.host.model_digest.model_digest`.
     """
 
-    def __init__(self, outputs: Outputs, same_model: Callable[[Any, Any], bool]) -> None:
-        self._outputs, self._same_model = outputs, same_model
+    def __init__(
+        self, outputs: Outputs, same_model: Callable[[Any, Any], bool], model_digest: Callable[[Any, dict[int, Part]], dict[str, Part]]
+    ) -> None:
+        self._outputs, self._same_model, self._model_digest = outputs, same_model, model_digest
+        self._weights: dict[int, Part] = {}
         self._values: dict[tuple[str, int], Value | None] = {}
 
     def members(self, link: list[Any]) -> list[Any] | None:
@@ -53,6 +58,11 @@ class ComputedValues:
             sendable = members is not None and wire.unsendable(members) is None
             self._values[place] = Value(digest(members), list(members)) if sendable and members is not None else None
         return self._values[place]
+
+    def model_digests(self, link: list[Any]) -> list[dict[str, Part]] | None:
+        """What the MODELs on the wire ``link`` are; None for a wire that carries none, or whose MODELs are gone."""
+        members = self.members(link)
+        return [self._model_digest(member, self._weights) for member in members or ()] if self._models(members) else None
 
     def unchanged(self, link: list[Any], inputs: Mapping[str, list[Any]]) -> list[Any] | None:
         """The wire among a node's ``inputs`` that brought it the MODEL of its output ``link``, if the node left that as it was.

@@ -56,6 +56,11 @@ class GraphReplay:
             raise SPError(f"{node} gave no model")
         return member_of(outputs[index], list_index, node)
 
+    def cached(self, node: str, index: int) -> list[Any] | None:
+        """The list that a node gave as its output number ``index``, if the cache has it."""
+        outputs = comfy_api.cached_outputs(self._executor, node)
+        return outputs[index] if outputs is not None and index < len(outputs) else None
+
     def trim(self, graph: dict[str, Any]) -> None:
         """Forget what was computed for nodes that are not in ``graph``."""
         comfy_api.trim_cache(self._executor, graph)

@@ -24,6 +24,7 @@ from ...settings import stall_timeout_s
 from .. import comfy_api
 from . import verify
 from .decide import Decider
+from .digest import digests_of_all_ranks
 from .forward import run_forward
 from .forward_call import ForwardCall
 from .patch_check import check_patches
@@ -32,7 +33,7 @@ from .residency import LoadedModel, Residency
 
 
 class HostService:
-    """Answers ``load``, ``forward``, ``call``, ``finish``, ``release`` and ``keep``; see :class:`sp_core.pool.worker.Service`."""
+    """Answers the requests of docs/architecture.md; see :class:`sp_core.pool.worker.Service`."""
 
     def __init__(self, context: WorkerContext, options: dict[str, Any]) -> None:
         self.context = context
@@ -59,6 +60,10 @@ class HostService:
         model = _checked(patcher, body["architecture"])
         self._residency.hold(body["key"], model, body["keep"])
         return {"resident": self._residency.keys}
+
+    def _do_digests(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What the MODELs are that nodes of the replayed graphs gave, on every rank."""
+        return {"by_rank": digests_of_all_ranks([self._replay.cached(node, index) for node, index in body["outputs"]])}
 
     def _do_forward(self, body: dict[str, Any]) -> dict[str, Any]:
         """One forward: decide how to share it, bring the model to the device, compute, reply."""
