@@ -76,6 +76,13 @@ def _custom_node_path(name: str) -> str | None:
     return None
 
 
+def output_types(class_type: str) -> tuple[str, ...]:
+    """The types of a node's outputs (``RETURN_TYPES``); none for a class that is not known."""
+    import nodes
+
+    return tuple(map(str, getattr(nodes.NODE_CLASS_MAPPINGS.get(class_type), "RETURN_TYPES", None) or ()))
+
+
 def executing_node() -> tuple[str | None, str | None]:
     """(node id, class type) of the node that runs in this thread, where ComfyUI knows it."""
     try:

@@ -85,6 +85,13 @@ def a_node_knows_which_member_of_a_list_it_gets() -> None:
 
 
 @probe
+def nodes_say_what_they_give() -> None:
+    from sp_core.host import comfy_api
+
+    expect(comfy_api.output_types("LoraLoader") == ("MODEL", "CLIP"), "RETURN_TYPES of a node class are no longer its outputs' types")
+
+
+@probe
 def what_was_computed_can_be_read_by_a_node() -> None:
     from sp_core.host import comfy_api
 

@@ -105,7 +105,6 @@ def lora_with_clip(branch: Branch) -> Link:
     return on_wan(branch, branch.patch(model))
 
 
-@today("The recipe follows every wire, so each worker loads the text encoder that a LoRA loader passes through.")
 def test_a_lora_loader_with_clip_loads_no_text_encoder(server: ComfyServer) -> None:
     write_encoder(server)
     _, ran = compare_and_list(server, lora_with_clip)
@@ -117,7 +116,6 @@ def held_by_workers(server: ComfyServer) -> list[int]:
     return [psutil.Process(pid).memory_full_info().uss for pid in pids(server)]
 
 
-@today("Each worker holds the text encoder that the recipe made it load.")
 def test_a_text_encoder_takes_no_memory_of_a_worker(server: ComfyServer) -> None:
     def with_encoder(megabytes: int) -> Case:
         def case(branch: Branch) -> Link:

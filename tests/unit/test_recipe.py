@@ -9,12 +9,12 @@ import pytest
 
 from sp_core.errors import SPError
 from sp_core.host.ui.recipe import Recipe, is_link, trace, union
-from sp_core.host.ui.values import ComputedValues
+from sp_core.host.ui.values import AboutModels, ComputedValues
 
 LOADER = {"class_type": "UNETLoader", "inputs": {"unet_name": "a.safetensors", "weight_dtype": "default"}}
 
 
-NOTHING = ComputedValues(lambda node_id: None, lambda a, b: False, lambda model, weights: {})
+NOTHING = ComputedValues(lambda node_id: None, AboutModels(lambda a, b: False, lambda a, b: False, lambda model, weights: {}))
 
 
 def lora(source: list[Any], strength: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sp_core.host.ui.recipe import Recipe, trace
-from sp_core.host.ui.values import ComputedValues, digest
+from sp_core.host.ui.values import AboutModels, ComputedValues, digest
 
 
 class Model:
@@ -22,6 +22,11 @@ def same(a: Any, b: Any) -> bool:
     return isinstance(a, Model) and isinstance(b, Model) and a.kind == b.kind
 
 
+def same_but_for_weights(a: Any, b: Any) -> bool:
+    return same(a, b) or (isinstance(a, Model) and isinstance(b, Model) and {a.kind, b.kind} == {"bare", "lora"})
+
+
+TYPES: dict[str, tuple[str, ...]] = {"CLIPLoader": ("CLIP",), "LoraLoader": ("MODEL", "CLIP")}
 GRAPH = {
     "load": {"class_type": "UNETLoader", "inputs": {"unet_name": "a.safetensors"}},
     "draw": {"class_type": "Draw", "inputs": {}},
@@ -29,6 +34,8 @@ GRAPH = {
     "sample": {"class_type": "KSampler", "inputs": {"model": ["load", 0], "seed": 4}},
     "lora": {"class_type": "LoraLoaderModelOnly", "inputs": {"model": ["load", 0], "strength_model": ["draw", 0]}},
     "shift": {"class_type": "ModelSamplingLTXV", "inputs": {"model": ["lora", 0], "latent": ["sample", 0]}},
+    "clip": {"class_type": "CLIPLoader", "inputs": {"clip_name": "c.safetensors"}},
+    "both": {"class_type": "LoraLoader", "inputs": {"model": ["load", 0], "clip": ["clip", 0], "strength_clip": 0.5}},
     "sound": {"class_type": "LTXVReferenceAudio", "inputs": {"model": ["shift", 0], "vae": ["vae", 0], "scale": 2.0}},
 }
 OUTPUTS: dict[str, list[list[Any]]] = {
@@ -38,12 +45,16 @@ OUTPUTS: dict[str, list[list[Any]]] = {
     "sample": [[{"samples": torch.ones(1, 4, 2, 2)}]],
     "lora": [[Model("lora")]],
     "shift": [[Model("shifted")]],
+    "clip": [[object()]],
+    "both": [[Model("lora")], [object()]],
     "sound": [[Model("shifted")]],
 }
 
 
 def made(node: str, **changed: list[list[Any]]) -> Recipe:
-    return trace(GRAPH.__getitem__, [node, 0], ComputedValues({**OUTPUTS, **changed}.get, same, lambda model, weights: {}))
+    about = AboutModels(same, same_but_for_weights, lambda model, weights: {})
+    computed = ComputedValues({**OUTPUTS, **changed}.get, about)
+    return trace(GRAPH.__getitem__, [node, 0], computed, None, lambda class_type: TYPES.get(class_type, ()))
 
 
 def classes(recipe: Recipe) -> list[str]:
@@ -84,6 +95,19 @@ def test_a_node_that_did_not_is_replayed(sound: list[list[Any]]) -> None:
 
 def test_a_node_that_needs_no_object_is_replayed_for_what_it_does_besides() -> None:
     assert "ModelSamplingLTXV" in classes(made("shift", shift=[[Model("lora")]]))
+
+
+def test_a_clip_that_is_only_passed_on_is_left_out() -> None:
+    recipe = made("both")
+    assert classes(recipe) == ["LoraLoader", "UNETLoader"]
+    assert recipe.graph[recipe.node]["inputs"]["clip"] is None
+    assert recipe.fallback is not None and classes(recipe.fallback) == ["CLIPLoader", "LoraLoader", "UNETLoader"]
+    assert recipe.fallback.fallback is None and recipe.fallback.key != recipe.key
+
+
+def test_a_clip_stays_where_the_node_changed_more_than_weights() -> None:
+    recipe = made("both", both=[[Model("guided")], [object()]])
+    assert "CLIPLoader" in classes(recipe) and recipe.fallback is None
 
 
 SENDABLE: list[list[Any]] = [

@@ -14,8 +14,8 @@ from .device_input import check_devices, named_devices, why_not_together
 from .patcher import SPModelPatcher, make_sp_patcher
 from .recipe import is_link, trace
 from .session import session
-from .unchanged_model import same_for_workers
-from .values import ComputedValues
+from .unchanged_model import same_but_for_weights, same_for_workers
+from .values import AboutModels, ComputedValues
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ def patch_model(
         raise SPError(f"The model was patched by another SP Model Patch with other {what}; keep one of the two")
     check_requested(requested, len(chosen))
     link = dynprompt.get_node(unique_id)["inputs"].get("model")
-    computed = ComputedValues(comfy_api.outputs_so_far(), same_for_workers, model_digest)
-    recipe = trace(dynprompt.get_node, link, computed, _list_index(computed, link))
+    computed = ComputedValues(comfy_api.outputs_so_far(), AboutModels(same_for_workers, same_but_for_weights, model_digest))
+    recipe = trace(dynprompt.get_node, link, computed, _list_index(computed, link), comfy_api.output_types)
     return make_sp_patcher(model, recipe, session(), chosen, keep_loaded, requested)
 
 

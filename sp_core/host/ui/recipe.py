@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import SPError
@@ -21,6 +21,7 @@ from ..recipe_values import VALUE_NODE
 from .values import ComputedValues
 
 GetNode = Callable[[str], dict[str, Any]]
+OutputTypes = Callable[[str], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Recipe:
     values: dict[str, list[Any]] = field(default_factory=dict, compare=False)
     #: what the MODELs on the way are in ComfyUI's process, by node and output, the loader's first
     models: dict[tuple[str, int], list[dict[str, Part]]] = field(default_factory=dict, compare=False)
+    #: the same with the CLIPs that this one leaves out: for when a node does not do without
+    fallback: Recipe | None = field(default=None, compare=False)
 
     @property
     def key(self) -> str:
@@ -56,33 +59,41 @@ def is_link(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], (int, float))
 
 
-def trace(get_node: GetNode, link: Any, computed: ComputedValues, list_index: int | None = None) -> Recipe:
+def trace(
+    get_node: GetNode, link: Any, computed: ComputedValues, list_index: int | None = None, output_types: OutputTypes = lambda class_type: ()
+) -> Recipe:
     """Collect the ancestors of ``link`` (``[node id, output index]``).
 
     Args:
         computed: what ComfyUI's process has computed of the prompt.
         list_index: which member of the output is meant, if the output is a list.
+        output_types: class type of a node -> the types of its outputs.
 
     Raises:
         SPError: the input is not a link, so there is no graph to run in the workers.
     """
     if not is_link(link):
         raise SPError("The model input has to be a wire from a model loader or from a node behind one")
-    tracing = _Tracing(get_node, computed)
-    node, output_index = tracing.wire(link)
-    return Recipe(tracing.graph, node, output_index, tracing.origin, list_index, tracing.values, tracing.models)
+    whole, lean = _Tracing(get_node, computed), _Tracing(get_node, computed, output_types)
+    recipe = whole.recipe(link, list_index)
+    without = lean.recipe(link, list_index)
+    return recipe if recipe == without else replace(without, fallback=recipe)
 
 
 class _Tracing:
     """The graph of a recipe while it grows."""
 
-    def __init__(self, get_node: GetNode, computed: ComputedValues) -> None:
-        self._get_node, self._computed = get_node, computed
+    def __init__(self, get_node: GetNode, computed: ComputedValues, output_types: OutputTypes | None = None) -> None:
+        self._get_node, self._computed, self._output_types = get_node, computed, output_types
         self.graph: dict[str, dict[str, Any]] = {}
         self.origin: dict[str, str] = {}
         self.values: dict[str, list[Any]] = {}
         self.models: dict[tuple[str, int], list[dict[str, Part]]] = {}
         self._names: dict[str, str] = {}
+
+    def recipe(self, link: list[Any], list_index: int | None) -> Recipe:
+        node, output_index = self.wire(link)
+        return Recipe(self.graph, node, output_index, self.origin, list_index, self.values, self.models)
 
     def wire(self, link: Any) -> list[Any]:
         """The wire of the recipe that carries what ``link`` carries in the user's graph."""
@@ -96,16 +107,25 @@ class _Tracing:
         inputs = {name: source for name, source in node.get("inputs", {}).items() if is_link(source)}
         if (source := self._computed.unchanged(link, inputs)) is not None:
             return self.wire(source)
-        place = (self._visit(link[0], node), int(link[1]))
+        place = (self._visit(link, node, inputs), int(link[1]))
         if place not in self.models and (digests := self._computed.model_digests(link)) is not None:
             self.models[place] = digests
         return list(place)
 
-    def _visit(self, node_id: str, node: dict[str, Any]) -> str:
+    def _passed_on(self, link: list[Any], class_type: str, links: dict[str, list[Any]]) -> set[str]:
+        """Inputs for a CLIP that a node patches and passes on beside its MODEL, as LoRA loaders do: the MODEL does not need it."""
+        types = self._output_types
+        if types is None or "CLIP" not in types(class_type) or not self._computed.weights_patched(link, links):
+            return set()
+        of = {name: (types(self._get_node(source[0])["class_type"]), int(source[1])) for name, source in links.items()}
+        return {name for name, (given, index) in of.items() if index < len(given) and given[index] == "CLIP"}
+
+    def _visit(self, link: list[Any], node: dict[str, Any], links: dict[str, list[Any]]) -> str:
+        node_id, class_type = link[0], node["class_type"]
         if node_id in self._names:
             return self._names[node_id]
-        inputs = {name: self.wire(value) if is_link(value) else value for name, value in sorted(node.get("inputs", {}).items())}
-        class_type = node["class_type"]
+        inputs = dict(sorted(node.get("inputs", {}).items())) | dict.fromkeys(self._passed_on(link, class_type, links))
+        inputs = {name: self.wire(value) if is_link(value) else value for name, value in inputs.items()}
         content = json.dumps([class_type, inputs], sort_keys=True, default=str)
         name = f"{class_type}-{hashlib.blake2b(content.encode(), digest_size=10).hexdigest()}"
         self._names[node_id] = name

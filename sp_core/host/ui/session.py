@@ -89,7 +89,7 @@ class Session:
                 weakref.finalize(model, _prune_later, weakref.ref(self)).atexit = False
             pool = self._ready(model.devices) or self._start(model.devices)
             if model.must_replay or model.recipe.key not in self._resident:
-                self._load(pool, model)
+                self._load_as_lean_as_possible(pool, model)
             return pool
 
     def _ready(self, devices: tuple[WorkerDevice, ...]) -> Pool | None:
@@ -131,6 +131,17 @@ class Session:
             "catalogue": comfy_api.node_catalogue(),
         }
         return ServiceSpec("sp_core.host.worker.service:HostService", options, before_torch="sp_core.host.worker.before_torch:prepare")
+
+    def _load_as_lean_as_possible(self, pool: Pool, model: RemoteModel) -> None:
+        """Load the model without the CLIPs that its recipe leaves out, and with them if that does not give the same model."""
+        try:
+            self._load(pool, model)
+        except SPError as error:
+            if model.recipe.fallback is None or not pool.usable:
+                raise
+            log.info("%s; loading it once more with the CLIPs of its graph", error)
+            model.recipe = model.recipe.fallback
+            self._load(pool, model)
 
     def _load(self, pool: Pool, model: RemoteModel) -> None:
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Whether a node changed anything of a MODEL that the workers would see."""
+"""What a node changed of a MODEL that the workers would see."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 #: what a ModelPatcher holds beside its options
 _PARTS = (
-    *("patches", "object_patches", "weight_wrapper_patches", "hook_patches", "force_cast_weights", "forced_hooks"),
+    *("object_patches", "weight_wrapper_patches", "hook_patches", "force_cast_weights", "forced_hooks"),
     *("injections", "additional_models", "callbacks", "wrappers", "attachments"),
 )
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
@@ -17,6 +17,11 @@ _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 def same_for_workers(before: Any, after: Any) -> bool:
     """Two values are MODELs that differ at most in what runs around the model: guidance, and functions of the sampler."""
+    return same_but_for_weights(before, after) and _same(before.patches, after.patches)
+
+
+def same_but_for_weights(before: Any, after: Any) -> bool:
+    """As :func:`same_for_workers`, but weights may be patched, as by a LoRA."""
     if before is not after:
         if not isinstance(before, comfy.model_patcher.ModelPatcher) or type(before) is not type(after) or before.model is not after.model:
             return False

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,20 +29,29 @@ class Value:
     members: list[Any]
 
 
+class AboutModels(NamedTuple):
+    """Answers about values that are MODELs; what is no MODEL is never the same."""
+
+    #: a worker could not tell the two apart
+    same: Callable[[Any, Any], bool]
+    #: neither, if they had equal weights
+    same_but_for_weights: Callable[[Any, Any], bool]
+    #: see :func:`sp_core.host.model_digest.model_digest`
+    digest: Callable[[Any, dict[int, Part]], dict[str, Part]]
+
+
 class ComputedValues:
     """Answers about the wires of one prompt while ComfyUI runs it.
 
     Args:
         outputs: what was computed so far, see :func:`sp_core.host.comfy_api.outputs_so_far`.
-        same_model: tells of two of its values whether they are MODELs that a worker could not tell apart.
-        model_digest: of a MODEL, see :func:`sp_core.host.model_digest.model_digest`.
+        models: answers about MODELs among the values.
     """
 
-    def __init__(
-        self, outputs: Outputs, same_model: Callable[[Any, Any], bool], model_digest: Callable[[Any, dict[int, Part]], dict[str, Part]]
-    ) -> None:
-        self._outputs, self._same_model, self._model_digest = outputs, same_model, model_digest
+    def __init__(self, outputs: Outputs, models: AboutModels) -> None:
+        self._outputs, self._about = outputs, models
         self._weights: dict[int, Part] = {}
+        self._digests: dict[tuple[str, int], list[dict[str, Part]]] = {}
         self._values: dict[tuple[str, int], Value | None] = {}
 
     def members(self, link: list[Any]) -> list[Any] | None:
@@ -61,8 +70,10 @@ class ComputedValues:
 
     def model_digests(self, link: list[Any]) -> list[dict[str, Part]] | None:
         """What the MODELs on the wire ``link`` are; None for a wire that carries none, or whose MODELs are gone."""
-        members = self.members(link)
-        return [self._model_digest(member, self._weights) for member in members or ()] if self._models(members) else None
+        place, members = (link[0], int(link[1])), self.members(link)
+        if place not in self._digests and members is not None and self._models(members):
+            self._digests[place] = [self._about.digest(member, self._weights) for member in members]
+        return self._digests.get(place)
 
     def unchanged(self, link: list[Any], inputs: Mapping[str, list[Any]]) -> list[Any] | None:
         """The wire among a node's ``inputs`` that brought it the MODEL of its output ``link``, if the node left that as it was.
@@ -74,15 +85,21 @@ class ComputedValues:
         if not after:
             return None
         brought = {name: self.members(source) for name, source in inputs.items()}
-        models = {name: members for name, members in brought.items() if self._same(members, after)}
+        models = [name for name, members in brought.items() if _alike(self._about.same, members, after)]
         objects = [name for name, members in brought.items() if self.value(inputs[name]) is None and not self._models(members)]
-        return inputs[next(iter(models))] if models and objects else None
+        return inputs[models[0]] if models and objects else None
 
-    def _same(self, before: list[Any] | None, after: list[Any]) -> bool:
-        return before is not None and len(before) == len(after) and all(map(self._same_model, before, after))
+    def weights_patched(self, link: list[Any], inputs: Mapping[str, list[Any]]) -> bool:
+        """The node with the output ``link`` gave one of the MODELs of its ``inputs`` with other weights, and changed nothing else."""
+        after = self.members(link)
+        return bool(after) and any(_alike(self._about.same_but_for_weights, self.members(source), after) for source in inputs.values())
 
     def _models(self, members: list[Any] | None) -> bool:
-        return members is not None and all(self._same_model(member, member) for member in members)
+        return members is not None and all(self._about.same(member, member) for member in members)
+
+
+def _alike(same: Callable[[Any, Any], bool], before: list[Any] | None, after: list[Any] | None) -> bool:
+    return before is not None and after is not None and len(before) == len(after) and all(map(same, before, after))
 
 
 def digest(members: list[Any]) -> str:
