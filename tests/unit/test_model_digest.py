@@ -102,3 +102,31 @@ def test_the_same_model(change: Callable[[Any], None]) -> None:
 )
 def test_another_model(change: Callable[[Any], None], what: str) -> None:
     assert what in (other(change) or "nothing")
+
+
+class Packed(torch.Tensor):
+    """A weight of a file format of its own, which cannot be read at a place."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.__getitem__:
+            raise AssertionError("this unpacks the whole weight")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("kind", ["float8", "packed", "scalar", "empty", "quantised"])
+def test_every_kind_of_weight_can_be_told_apart(kind: str) -> None:
+    def weight(value: float) -> Any:
+        full = torch.full((6, 4), value)
+        if kind == "quantised":
+            full.__dict__["_qdata"] = torch.full((3, 4), int(value * 8), dtype=torch.uint8)
+        kinds = {"float8": full.to(torch.float8_e4m3fn), "packed": full.as_subclass(Packed), "scalar": full[0, 0], "empty": full[:0]}
+        return kinds.get(kind, full)
+
+    def digest(value: float) -> Any:
+        of = patcher()
+        of.patches = {"diffusion_model.0.weight": [(1.0, weight(value), 1.0, None, None)]}
+        return model_digest(of, {})
+
+    assert difference(digest(1.0), digest(1.0)) is None
+    assert (difference(digest(1.0), digest(2.0)) is None) == (kind == "empty")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sp_core.errors import SPError
-from sp_core.host.ui.recipe import Recipe, is_link, trace, union
+from sp_core.host.ui.recipe import Recipe, is_link, samples, trace, union
 from sp_core.host.ui.values import AboutModels, ComputedValues
 
 LOADER = {"class_type": "UNETLoader", "inputs": {"unet_name": "a.safetensors", "weight_dtype": "default"}}
@@ -100,3 +100,27 @@ def test_values_that_are_no_links(value: Any) -> None:
 def test_a_model_that_came_over_no_wire() -> None:
     with pytest.raises(SPError, match="has to be a wire"):
         made({}, None)
+
+
+@pytest.mark.parametrize(
+    ("class_type", "inputs", "answer"),
+    [
+        ("KSampler", ["model", "seed", "sampler_name", "latent_image"], True),
+        ("SamplerCustomAdvanced", ["guider", "noise", "sampler", "sigmas", "latent_image"], True),
+        ("SomePackSampler", ["pipe", "sampler_name", "latent"], True),
+        ("SPModelPatch", ["model", "devices"], True),
+        ("SPSampler", ["model"], True),
+        ("KSamplerSelect", ["sampler_name"], False),
+        ("ModelSamplingLTXV", ["model", "max_shift", "latent"], False),
+        ("BasicScheduler", ["model", "scheduler", "steps"], False),
+        ("UNETLoader", ["unet_name"], False),
+    ],
+)
+def test_what_samples(class_type: str, inputs: list[str], answer: bool) -> None:
+    assert samples(class_type, inputs) is answer
+
+
+def test_a_model_behind_a_sampler_is_refused_by_name() -> None:
+    inputs = {"model": ["1", 0], "sampler_name": "euler", "latent_image": None}
+    with pytest.raises(SPError, match=r"what KSampler \(node 5\) gives"):
+        made({"1": LOADER, "5": {"class_type": "KSampler", "inputs": inputs}, "6": lora(["5", 1], 1.0)}, ["6", 0])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,9 @@ from ...errors import SPError
 from ..model_digest import Part
 from ..recipe_values import VALUE_NODE
 from .values import ComputedValues
+
+#: of this extension, the nodes that give or sample a shared-out MODEL
+OUR_NODES = ("SPModelPatch", "SPSampler")
 
 GetNode = Callable[[str], dict[str, Any]]
 OutputTypes = Callable[[str], tuple[str, ...]]
@@ -93,7 +96,18 @@ class _Tracing:
 
     def recipe(self, link: list[Any], list_index: int | None) -> Recipe:
         node, output_index = self.wire(link)
+        self._refuse_sampling()
         return Recipe(self.graph, node, output_index, self.origin, list_index, self.values, self.models)
+
+    def _refuse_sampling(self) -> None:
+        """A worker alone would sample on one device, or start workers of its own."""
+        for name, node in self.graph.items():
+            if samples(node["class_type"], node["inputs"]):
+                raise SPError(
+                    f"The MODEL is made of what {self.origin[name]} gives, which the workers cannot run, and ComfyUI has not kept the "
+                    "result in a form that can be sent to them. Take the MODEL from the loader and not from this node. If only a latent "
+                    "or a number comes from it, start ComfyUI with a cache (without --cache-none)"
+                )
 
     def wire(self, link: Any) -> list[Any]:
         """The wire of the recipe that carries what ``link`` carries in the user's graph."""
@@ -132,6 +146,12 @@ class _Tracing:
         self.graph[name] = {"class_type": class_type, "inputs": inputs}
         self.origin[name] = f"{class_type} (node {node_id})"
         return name
+
+
+def samples(class_type: str, inputs: Collection[str]) -> bool:
+    """A node that samples, or that shares a model out, by its class and the names of its inputs."""
+    begins = any(name.startswith("latent") for name in inputs)
+    return class_type in OUR_NODES or (begins and ("sampler_name" in inputs or "sampler" in inputs))
 
 
 def union(recipes: list[Recipe]) -> dict[str, dict[str, Any]]:
