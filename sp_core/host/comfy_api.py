@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -142,6 +143,13 @@ def interrupted() -> bool:
     return bool(comfy.model_management.processing_interrupted())
 
 
+def running_prompts() -> set[str]:
+    """Ids of the prompts that ComfyUI runs now. None run where no server was made."""
+    server = sys.modules.get("server")
+    queue = getattr(getattr(getattr(server, "PromptServer", None), "instance", None), "prompt_queue", None)
+    return set() if queue is None else {item[1] for item in list(queue.currently_running.values())}
+
+
 def raise_interrupt() -> None:
     """Raise what ComfyUI raises for a cancel, and take the request back.
 
@@ -185,7 +193,6 @@ def show_text(node_id: str | None, text: str) -> None:
 
 def import_main() -> None:
     """Import ComfyUI's ``main`` for what it sets up while it is imported."""
-    import logging
 
     class _TorchFirst(logging.Filter):
         def filter(self, record: logging.LogRecord) -> bool:
@@ -248,8 +255,11 @@ def trim_cache(executor: Any, graph: dict[str, Any]) -> None:
         execute(executor, graph, "sp-trim", [])
 
 
-def load_node_pack(path: str, parent: str) -> bool:
-    """Load one node pack, its pre-start script first, as ComfyUI would (``nodes.load_custom_node``)."""
+def load_node_pack(path: str, parent: str, ignore: Collection[str] = ()) -> bool:
+    """Load one node pack, its pre-start script first, as ComfyUI would (``nodes.load_custom_node``), but for the classes ``ignore``.
+
+    Returns false where the pack does not load; ComfyUI has logged warnings then, which say why.
+    """
     import nodes
 
     if parent == "custom_nodes":
@@ -260,23 +270,40 @@ def load_node_pack(path: str, parent: str) -> bool:
         script = os.path.join(path, "prestartup_script.py")
         if os.path.exists(script):
             _run_script(script)
-    return bool(run_async(nodes.load_custom_node(path, module_parent=parent)))
+    return bool(run_async(nodes.load_custom_node(path, set(ignore), module_parent=parent)))
 
 
 def _run_script(path: str) -> None:
+    """Run a pre-start script. Its failure is a line in the log, as in ``main.py`` (``execute_prestartup_script``)."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location(os.path.splitext(path)[0], path)
     assert spec is not None and spec.loader is not None
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    try:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    except Exception as error:
+        logging.getLogger(__name__).error("Failed to execute startup-script: %s / %s", path, error)
+
+
+def make_prompt_server() -> Any:
+    """ComfyUI's server, which packs add routes to while they are imported. It is never started, and sends nothing."""
+    import server
+
+    instance = getattr(server.PromptServer, "instance", None) or server.PromptServer(asyncio.new_event_loop())
+    instance.send_sync = lambda event, data, sid=None: None
+    return instance
 
 
 def run_async(awaitable: Any) -> Any:
-    """Run a coroutine to its end, also when this thread has a running event loop already."""
+    """Run a coroutine to its end: in this thread, or in another one where this one has a running event loop already."""
 
     async def wait() -> Any:
         return await awaitable
 
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(wait())
     with ThreadPoolExecutor(1, thread_name_prefix="sp-async") as thread:
         return thread.submit(asyncio.run, wait()).result()
 
@@ -317,6 +344,17 @@ def is_loaded(patcher: Any) -> bool:
     import comfy.model_management as management
 
     return any(entry.model is patcher for entry in management.current_loaded_models)
+
+
+def models_to_load(patcher: Any) -> list[Any]:
+    """A model and those that it brings along (``get_nested_additional_models``), which ComfyUI loads together with it."""
+    return [patcher, *patcher.get_nested_additional_models()]
+
+
+def clean_up(patcher: Any) -> None:
+    """End a sampling run, as ComfyUI's guider does: ``cleanup`` of the model and of those that it brings along."""
+    for model in models_to_load(patcher):
+        model.cleanup()
 
 
 def unload(patcher: Any, wholly: bool = True) -> None:

@@ -147,13 +147,36 @@ def a_failed_graph_says_which_node() -> None:
 
 
 @probe
+def running_prompts_are_known_and_a_server_can_be_made_for_packs() -> None:
+    from types import SimpleNamespace
+
+    import execution
+
+    from sp_core.host import comfy_api
+
+    instance = comfy_api.make_prompt_server()
+    import server
+
+    expect(server.PromptServer.instance is instance, "PromptServer() does not become PromptServer.instance")
+    expect(hasattr(instance, "routes") and instance.client_id is None, "PromptServer has no routes or client_id any more")
+    instance.send_sync("executing", {})
+    queue = instance.prompt_queue = execution.PromptQueue(SimpleNamespace(queue_updated=lambda: None))
+    queue.put((0, "four", {}, {}, []))
+    expect(comfy_api.running_prompts() == set(), "a prompt that waits counts as running")
+    queue.get()
+    expect(comfy_api.running_prompts() == {"four"}, "PromptQueue.currently_running does not have the prompt's id second")
+
+
+@probe
 def one_node_pack_can_be_loaded() -> None:
     import nodes
     from sp_core.host import comfy_api
 
     path = Path(comfy_api.host_root(), "comfy_extras", "nodes_model_advanced.py")
     expect(path.is_file(), "comfy_extras/nodes_model_advanced.py is gone")
-    expect(comfy_api.load_node_pack(str(path), "comfy_extras"), "nodes.load_custom_node(path, module_parent=...) does not load a file")
+    loaded = comfy_api.load_node_pack(str(path), "comfy_extras", {"ModelSamplingFlux"})
+    expect(loaded, "nodes.load_custom_node(path, module_parent=...) does not load a file")
+    expect("ModelSamplingFlux" not in nodes.NODE_CLASS_MAPPINGS, "nodes.load_custom_node(path, ignore, ...) ignores no class")
     expect("ModelSamplingSD3" in nodes.NODE_CLASS_MAPPINGS, "a loaded pack's nodes are not in NODE_CLASS_MAPPINGS")
     known = comfy_api.node_catalogue()
     expect(known.get("ModelSamplingSD3") == ("comfy_extras", str(path)), "RELATIVE_PYTHON_MODULE does not lead to the file")

@@ -198,7 +198,6 @@ def test_no_worker_starts_workers(server: ComfyServer) -> None:
 # -- what makes two models one --------------------------------------------------------------
 
 
-@today("A model whose LoRA strength or shift changed is dropped in the workers together with the loader's output, which is read again.")
 def test_a_changed_strength_or_shift_reads_no_checkpoint_again(server: ComfyServer) -> None:
     watched(server)
     for number, (strength, shift) in enumerate([(0.2, 5.0), (0.5, 5.0), (0.5, 8.0), (0.9, 3.0)]):
@@ -258,17 +257,14 @@ def devices_on_a_wire(value: str) -> Case:
     return named("devices_on_a_wire", case)
 
 
-@today("For an input on a wire ComfyUI asks whether None is valid, and the check of the device list fails on it.", KeyError)
 def test_devices_come_over_a_wire(server: ComfyServer) -> None:
     compare(server, devices_on_a_wire("cpu:2"), DEVICES)
 
 
-@today("For an input on a wire ComfyUI asks whether None is valid, and the check of the device list fails on it.")
 def test_devices_on_a_wire_that_do_not_exist(server: ComfyServer) -> None:
     assert "no device list" in refusal(server, devices_on_a_wire("gpu"))
 
 
-@today("For an input on a wire ComfyUI asks whether None is valid, and the check of the layout fails on it.", KeyError)
 def test_a_layout_comes_over_a_wire(server: ComfyServer) -> None:
     def case(branch: Branch) -> Link:
         if branch.devices is not None:
@@ -278,7 +274,6 @@ def test_a_layout_comes_over_a_wire(server: ComfyServer) -> None:
     assert "Ulysses 2" in compare(server, named("layout_on_a_wire", case), DEVICES).layout
 
 
-@today("For an input on a wire ComfyUI asks whether None is valid, and SP Sampler's check of the device list fails on it.")
 def test_devices_of_the_sampler_come_over_a_wire(server: ComfyServer) -> None:
     branch = alone(None)
     positive, negative = text(branch, 4096)
@@ -310,7 +305,6 @@ def test_hooks_of_a_conditioning_work_or_are_refused_with_the_truth(server: Comf
         comparison.check(DEVICES)
 
 
-@today("The sentence blames the disk when the interpreter cannot be run.")
 def test_an_interpreter_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from sp_core.pool.devices import WorkerDevice
     from sp_core.pool.launcher import ServiceSpec, Workers
@@ -318,7 +312,7 @@ def test_an_interpreter_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -
     workers = Workers([WorkerDevice("cpu", 0), WorkerDevice("cpu", 1)], ServiceSpec("sp_core.host.worker.service:HostService"))
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     try:
-        workers.start(shared_state="", requests="", replies=[])
+        workers.start(shared_state="", requests="", replies=[], start_timeout_s=1)
     except SPError as error:
         sentence = str(error)
     finally:
@@ -331,7 +325,6 @@ def test_an_interpreter_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -
 # -- lives ----------------------------------------------------------------------------------
 
 
-@today("In the workers a patch begins with each load of the model, so it carries the first run's state into the second.")
 def test_a_patch_that_begins_anew_with_each_run(server: ComfyServer) -> None:
     for seed in (71, 72):
 
@@ -342,7 +335,6 @@ def test_a_patch_that_begins_anew_with_each_run(server: ComfyServer) -> None:
         compare(server, named(f"run_{seed}", case), DEVICES, cfg_split=1)
 
 
-@today("The workers call pre_run when a model is loaded and cleanup when it is dropped, not once for each sampling run.")
 def test_runs_begin_and_end_in_the_workers(server: ComfyServer) -> None:
     watched(server)
     notes(server, "lives")
@@ -358,7 +350,6 @@ def test_runs_begin_and_end_in_the_workers(server: ComfyServer) -> None:
     assert lives == {rank: Counter(pre_run=2, cleanup=2) for rank in (0, 1)}, lives
 
 
-@today("The workers load the model alone; ComfyUI also loads the models that it brings along, and theirs.")
 def test_companions_of_a_model_are_loaded_in_the_workers(server: ComfyServer) -> None:
     watched(server)
     notes(server, "companions")
@@ -420,7 +411,7 @@ def vace_order(layers: int = 40, controls: int = 8) -> list[int]:
 def follows(order: list[int], ahead: int = 3) -> bool:
     """A rank gets through the first blocks after the leader has queued ``ahead`` of them, as it does on asynchronous devices."""
     from sp_core.pool.errors import PeerFailed
-    from sp_core.pool.run_ahead import Pace
+    from sp_core.pool.run_ahead import RunAheadLimit
     from sp_core.pool.shared_buffer import SharedBuffer
     from sp_core.pool.shared_state import SharedState
     from sp_core.pool.worker import WorkerContext
@@ -429,7 +420,7 @@ def follows(order: list[int], ahead: int = 3) -> bool:
         buffer = SharedBuffer.create(Path(folder), "shared_state", SharedState.nbytes(2))
         state = SharedState(buffer, 2)
         device = torch.device("cpu")
-        leader, follower = (WorkerContext(rank, 2, device, state, Path(folder), Pace(device), request=1) for rank in (0, 1))
+        leader, follower = (WorkerContext(rank, 2, device, state, Path(folder), RunAheadLimit(device), request=1) for rank in (0, 1))
         for block in order[:ahead]:
             leader.enter_block(block, len(order))
         through = threading.Event()
@@ -452,7 +443,6 @@ def test_a_rank_follows_the_leader_through_blocks_in_order() -> None:
     assert follows(list(range(40)))
 
 
-@today("A ticket is the number of the block, and for VACE it goes back: the rank waits for block 40 while the leader speaks of block 1.")
 def test_a_rank_follows_the_leader_through_blocks_out_of_order() -> None:
     assert follows(vace_order())
 
@@ -462,7 +452,6 @@ def test_a_rank_follows_the_leader_through_blocks_out_of_order() -> None:
 SWEEP = "import sp_core.pool.launcher as launcher; launcher.remove_stale_directories()"
 
 
-@today("Whether a pool lives is told by its process number, which another PID namespace cannot see.")
 def test_a_start_in_another_container_leaves_a_running_pool_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sp_core.pool.devices import WorkerDevice
     from sp_core.pool.launcher import ServiceSpec, Workers

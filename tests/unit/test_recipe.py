@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sp_core.errors import SPError
-from sp_core.host.ui.recipe import Recipe, is_link, samples, trace, union
+from sp_core.host.ui.recipe import Recipe, is_link, names_of_loaders, samples, trace, union
 from sp_core.host.ui.values import AboutModels, ComputedValues
 
 LOADER = {"class_type": "UNETLoader", "inputs": {"unet_name": "a.safetensors", "weight_dtype": "default"}}
@@ -124,3 +124,14 @@ def test_a_model_behind_a_sampler_is_refused_by_name() -> None:
     inputs = {"model": ["1", 0], "sampler_name": "euler", "latent_image": None}
     with pytest.raises(SPError, match=r"what KSampler \(node 5\) gives"):
         made({"1": LOADER, "5": {"class_type": "KSampler", "inputs": inputs}, "6": lora(["5", 1], 1.0)}, ["6", 0])
+
+
+def test_loaders_have_the_names_that_recipes_give_them() -> None:
+    nodes = {
+        "1": {"class_type": "Loader", "inputs": {"name": "a", "dtype": "default"}},
+        "2": {"class_type": "Lora", "inputs": {"model": ["1", 0], "strength": 1.0}},
+        "3": {"class_type": "Empty"},
+    }
+    names = names_of_loaders(nodes.values())
+    loader, lora = (trace(nodes.__getitem__, [node, 0], NOTHING) for node in "12")
+    assert len(names) == 2 and set(lora.graph) & names == {loader.node}

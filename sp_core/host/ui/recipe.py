@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -140,9 +140,7 @@ class _Tracing:
             return self._names[node_id]
         inputs = dict(sorted(node.get("inputs", {}).items())) | dict.fromkeys(self._passed_on(link, class_type, links))
         inputs = {name: self.wire(value) if is_link(value) else value for name, value in inputs.items()}
-        content = json.dumps([class_type, inputs], sort_keys=True, default=str)
-        name = f"{class_type}-{hashlib.blake2b(content.encode(), digest_size=10).hexdigest()}"
-        self._names[node_id] = name
+        name = self._names[node_id] = name_in_recipe(class_type, inputs)
         self.graph[name] = {"class_type": class_type, "inputs": inputs}
         self.origin[name] = f"{class_type} (node {node_id})"
         return name
@@ -154,7 +152,19 @@ def samples(class_type: str, inputs: Collection[str]) -> bool:
     return class_type in OUR_NODES or (begins and ("sampler_name" in inputs or "sampler" in inputs))
 
 
-def union(recipes: list[Recipe]) -> dict[str, dict[str, Any]]:
+def name_in_recipe(class_type: str, inputs: dict[str, Any]) -> str:
+    """A node's name: a hash of what it is, where wires are named by what stands at their other end."""
+    content = json.dumps([class_type, inputs], sort_keys=True, default=str)
+    return f"{class_type}-{hashlib.blake2b(content.encode(), digest_size=10).hexdigest()}"
+
+
+def names_of_loaders(nodes: Iterable[dict[str, Any]]) -> set[str]:
+    """The names that those of ``nodes`` have in a recipe which take no wire, such as loaders of checkpoints."""
+    inputs = ((node["class_type"], node.get("inputs", {})) for node in nodes)
+    return {name_in_recipe(class_type, given) for class_type, given in inputs if not any(map(is_link, given.values()))}
+
+
+def union(recipes: Iterable[Recipe]) -> dict[str, dict[str, Any]]:
     """One graph that makes all of them; equal parts appear once."""
     graph: dict[str, dict[str, Any]] = {}
     for recipe in recipes:

@@ -96,6 +96,8 @@ class RemoteModel:
         self.on_devices = False
         self._session = session
         self._pool_of_run: Pool | None = None
+        #: number of the sampling run, by which each worker knows that another one has begun
+        self._run_number: int | None = None
         #: options that the log has named already
         self._logged_options: set[str] = set()
 
@@ -104,6 +106,8 @@ class RemoteModel:
     def prepare(self) -> None:
         """Before sampling: start the workers if there are none, and load the model where it is not loaded."""
         self.run = RunStats()
+        # ComfyUI may load the model again in the middle of a run, which does not begin another one
+        self._run_number = self._run_number or time.monotonic_ns()
         self._pool_of_run = self._session.ensure(self)
         self.on_devices = True
 
@@ -114,7 +118,7 @@ class RemoteModel:
 
     def finish(self) -> None:
         """After sampling, also after a failed one. Never waits for a block that a worker still computes after a cancel."""
-        self._pool_of_run = None
+        self._pool_of_run = self._run_number = None
         self._session.finish(self)
 
     def release(self, device: torch.device | None = None) -> None:
@@ -157,6 +161,7 @@ class RemoteModel:
         started = time.perf_counter()
         body = {
             "key": self.recipe.key,
+            "run": self._run_number,
             "method": method,
             "named": named,
             "extra": extra,
@@ -181,7 +186,7 @@ class RemoteModel:
 
     def call(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         pool = self._session.ensure(self)
-        body = {"key": self.recipe.key, "method": method, "args": args, "kwargs": kwargs}
+        body = {"key": self.recipe.key, "run": self._run_number, "method": method, "args": args, "kwargs": kwargs}
         return self._call(pool, "call", body, _device_of(args))
 
     def _call(self, pool: Pool, operation: str, body: dict[str, Any], device: torch.device) -> Any:

@@ -1,6 +1,6 @@
 """Patches that run inside the model, in the workers: which of them work on a part of the tokens.
 
-Three kinds do: attention functions (they get whole tokens of some heads), patches between
+Three kinds do: attention functions (they get all tokens of some heads), patches between
 blocks (the engine gathers the tokens for them), and functions that were read and tested
 (:data:`KNOWN`). Everything else is refused by name. ``docs/patches.md`` is the table for users.
 """

@@ -55,10 +55,12 @@ class HostService:
     def _do_load(self, body: dict[str, Any]) -> dict[str, Any]:
         """Make a model from the user's graph, and hold it."""
         self.context.show(Phase.REPLAYING)
+        # before others take their place in main memory
+        self._residency.let_go_of_all_but(body["keep"])
         with self._residency.progress_of_loading(body["weight_bytes"], comfy_api.process_memory):
             patcher = self._replay.output(body["graph"], body["values"], body["node"], body["output_index"], body["list_index"])
         model = _checked(patcher, body["architecture"])
-        self._residency.hold(body["key"], model, body["keep"])
+        self._residency.hold(body["key"], model)
         return {"resident": self._residency.keys}
 
     def _do_digests(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +77,7 @@ class HostService:
         groups = self._groups.build(choice.degrees)
         if groups is None:
             return {}  # this rank stays idle
-        self._residency.activate(model, model.activation_bytes(call.x) / choice.degrees.ranks)
+        self._residency.activate(model, model.activation_bytes(call.x) / choice.degrees.ranks, body["run"])
         output, state = run_forward(model, call, groups, self.context.enter_block)
         self._residency.show_memory(model)
         if verify.wanted() and choice.degrees.ranks == self.context.world_size:
@@ -95,7 +97,7 @@ class HostService:
     def _do_call(self, body: dict[str, Any]) -> Any:
         """A method of the diffusion model that the host calls outside a forward, and that needs weights."""
         model = self._residency[body["key"]]
-        self._residency.activate(model, 0)
+        self._residency.activate(model, 0, body["run"])
         return getattr(model.diffusion_model, body["method"])(*body["args"], **body["kwargs"])
 
     def _do_finish(self, body: dict[str, Any]) -> None:
@@ -105,7 +107,7 @@ class HostService:
             if model is not None and body["method"]:
                 getattr(model.diffusion_model, body["method"])()
         finally:
-            self._residency.end_run()
+            self._residency.end_run(model)
             self._residency.show_memory(model)
 
     def _do_release(self, body: dict[str, Any]) -> None:
