@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,13 @@ def custom_node_folders() -> list[Path]:
     return [Path(folder) for folder in folder_paths.get_folder_paths("custom_nodes")] if folder_paths is not None else []
 
 
+def output_types(class_type: str) -> tuple[str, ...]:
+    """The types of a node's outputs (``RETURN_TYPES``); none for a class that is not known."""
+    import nodes
+
+    return tuple(map(str, getattr(nodes.NODE_CLASS_MAPPINGS.get(class_type), "RETURN_TYPES", None) or ()))
+
+
 def executing_node() -> tuple[str | None, str | None]:
     """(node id, class type) of the node that runs in this thread, where ComfyUI knows it."""
     try:
@@ -94,6 +101,34 @@ def executing_node() -> tuple[str | None, str | None]:
     if node_id is None:
         return None, None
     return node_id, _class_type(node_id)
+
+
+def executing_list_index() -> int | None:
+    """Which call this is where ComfyUI runs the node in this thread once for each member of a list; None where it does not say."""
+    try:
+        from comfy_execution.utils import get_executing_context
+    except ImportError:
+        return None
+    context = get_executing_context()
+    return None if context is None else context.list_index
+
+
+def outputs_so_far() -> Callable[[str], list[list[Any]] | None]:
+    """What ComfyUI has computed of the prompt that it runs in this thread: node id -> its outputs, each a list.
+
+    The function returns None for a node that was not computed, or whose result was dropped. Relies on ``caches`` of
+    ``execution.execute``, which calls the node that calls this, and on its ``outputs.get_local``.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and not (frame.f_code.co_name == "execute" and "caches" in frame.f_code.co_varnames):
+        frame = frame.f_back
+    outputs: Any = getattr(frame.f_locals["caches"], "outputs", None) if frame is not None else None
+
+    def of_node(node_id: str) -> list[list[Any]] | None:
+        entry = outputs.get_local(node_id) if hasattr(outputs, "get_local") else None
+        return getattr(entry, "outputs", None)
+
+    return of_node
 
 
 def _class_type(node_id: str) -> str | None:
@@ -304,85 +339,3 @@ def end_of_node() -> None:
     comfy.model_management.reset_cast_buffers()
     comfy.model_prefetch.cleanup_prefetch_queues()
     comfy_aimdo.model_vbar.vbars_reset_watermark_limits()
-
-
-# -- a worker (host/worker): memory ----------------------------------------------------------------
-
-
-def share_pinned_memory(processes: int) -> None:
-    """Limit this process to its share of the memory to pin (``model_management.MAX_PINNED_MEMORY``), as one of ``processes``."""
-    import comfy.model_management as management
-
-    if management.MAX_PINNED_MEMORY > 0:
-        management.MAX_PINNED_MEMORY /= processes
-
-
-def is_loaded(patcher: Any) -> bool:
-    """ComfyUI's memory management counts this model as loaded on its device, wholly or in part."""
-    import comfy.model_management as management
-
-    return any(entry.model is patcher for entry in management.current_loaded_models)
-
-
-def models_to_load(patcher: Any) -> list[Any]:
-    """A model and those that it brings along (``get_nested_additional_models``), which ComfyUI loads together with it."""
-    return [patcher, *patcher.get_nested_additional_models()]
-
-
-def clean_up(patcher: Any) -> None:
-    """End a sampling run, as ComfyUI's guider does: ``cleanup`` of the model and of those that it brings along."""
-    for model in models_to_load(patcher):
-        model.cleanup()
-
-
-def unload(patcher: Any, wholly: bool = True) -> None:
-    """Take one model's weights off its device and give the memory back.
-
-    Args:
-        wholly: false leaves the copies that dynamic VRAM has in pinned memory, from where the weights are soon back.
-    """
-    import comfy.model_management as management
-
-    if not wholly and is_loaded(patcher) and getattr(patcher, "is_dynamic", lambda: False)():
-        patcher.partially_unload(patcher.offload_device, 1e32)
-    elif hasattr(management, "unload_model_and_clones"):
-        management.unload_model_and_clones(patcher)
-    else:
-        management.unload_all_models()
-    management.soft_empty_cache()
-
-
-def loaded_weights(device: Any) -> int:
-    """Bytes of weights that ComfyUI's memory management has on ``device``."""
-    import comfy.model_management as management
-
-    loaded = (entry for entry in management.current_loaded_models if entry.device == device and entry.model is not None)
-    return sum(int(entry.model_loaded_memory()) for entry in loaded)
-
-
-def spare_memory(patcher: Any) -> int:
-    """Bytes of a device that this process holds and could compute in: torch's cache, and under dynamic VRAM the weights."""
-    import comfy.model_management as management
-
-    device = patcher.load_device
-    if device.type == "cpu":
-        return 0
-    total, of_torch = management.get_free_memory(device, torch_free_too=True)
-    return int(patcher.get_free_memory(device) - (total - of_torch))
-
-
-def device_memory(device: Any) -> int:
-    """Bytes in use on a device. For the CPU these are this process's own."""
-    import comfy.model_management as management
-
-    if device.type == "cpu":
-        return process_memory()
-    return int(management.get_total_memory(device)) - int(management.get_free_memory(device))
-
-
-def process_memory() -> int:
-    """Bytes of main memory that are this process's own. Mapped files do not count where the system tells them apart."""
-    import psutil
-
-    info = psutil.Process().memory_info()
-    return int(info.rss) - int(getattr(info, "shared", 0))

@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from campaign import CAMPAIGN
 from host.boundary import (
     EVEN,
     LORA,
@@ -30,7 +29,6 @@ from host.boundary import (
     on_wan,
     plain,
     refusal,
-    today,
     watched,
 )
 from host.graphs import TOLERANCE, Branch, Case, Link, compare, latent, load, read, relative, run_sp, sample, text
@@ -61,7 +59,6 @@ def saved_list(server: ComfyServer, devices: str | None) -> list[torch.Tensor]:
     return [load_file(path)["part0"] for path in server.run(branch.graph.prompt)[saved.id]["saved"]]
 
 
-@today("The recipe of a MODEL does not know its place in a list, so every member computes with the first one's weights.")
 def test_each_member_of_a_list_has_its_own_weights(server: ComfyServer) -> None:
     stock, sp = saved_list(server, None), saved_list(server, DEVICES)
     assert len(sp) == len(stock) == 2
@@ -80,13 +77,11 @@ def drawn_strength(branch: Branch) -> Link:
     return on_wan(branch, branch.patch(model), cfg=1.0)
 
 
-@today("Each worker runs the node that draws the number, and computes with a strength of its own.")
 def test_a_drawn_number_is_drawn_once(server: ComfyServer) -> None:
     compare(server, drawn_strength, DEVICES)
 
 
 @pytest.mark.parametrize("where", ["one rank", "all workers"])
-@today("Nothing compares what the ranks and ComfyUI's process hold, so other weights make another picture without a word.")
 def test_ranks_prove_that_they_hold_the_same_model(server: ComfyServer, where: str) -> None:
     sentence = refusal(server, before("SPForeignDiffers", where=where))
     assert "SPForeignDiffers" in sentence and re.search("rank|worker", sentence, re.I), sentence
@@ -109,7 +104,6 @@ def lora_with_clip(branch: Branch) -> Link:
     return on_wan(branch, branch.patch(model))
 
 
-@today("The recipe follows every wire, so each worker loads the text encoder that a LoRA loader passes through.")
 def test_a_lora_loader_with_clip_loads_no_text_encoder(server: ComfyServer) -> None:
     write_encoder(server)
     _, ran = compare_and_list(server, lora_with_clip)
@@ -121,7 +115,6 @@ def held_by_workers(server: ComfyServer) -> list[int]:
     return [psutil.Process(pid).memory_full_info().uss for pid in pids(server)]
 
 
-@today("Each worker holds the text encoder that the recipe made it load.")
 def test_a_text_encoder_takes_no_memory_of_a_worker(server: ComfyServer) -> None:
     def with_encoder(megabytes: int) -> Case:
         def case(branch: Branch) -> Link:
@@ -178,39 +171,19 @@ def stage_behind_a_stage(first_on_devices: bool) -> Case:
 
 
 MODEL_NODES = {
-    "text": (
-        guided_by_a_text,
-        {"UNETLoader", "SPForeignBatchTelling"},
-        "Each worker encodes the text: the recipe follows conditioning.",
-    ),
-    "encode": (
-        behind_an_encode,
-        {"UNETLoader", "SPForeignControl"},
-        "Each worker loads the VAE: the recipe follows latents.",
-    ),
-    "audio": (
-        reference_audio,
-        {"UNETLoader", "LTXVReferenceAudio"},
-        "Each worker loads the sound: the recipe follows audio.",
-    ),
-    "stage": (
-        stage_behind_a_stage(False),
-        {"UNETLoader", "ModelSamplingLTXV"},
-        "The recipe follows latents, so each worker samples the first stage again, by itself.",
-    ),
+    "text": (guided_by_a_text, {"UNETLoader", "SPForeignBatchTelling"}),
+    "encode": (behind_an_encode, {"UNETLoader", "SPForeignControl"}),
+    "audio": (reference_audio, {"UNETLoader", "LTXVReferenceAudio"}),
+    "stage": (stage_behind_a_stage(False), {"UNETLoader", "ModelSamplingLTXV"}),
 }
 
 
-@pytest.mark.parametrize(
-    ("case", "allowed"), [pytest.param(case, allowed, id=name, marks=today(why)) for name, (case, allowed, why) in MODEL_NODES.items()]
-)
+@pytest.mark.parametrize(("case", "allowed"), MODEL_NODES.values(), ids=MODEL_NODES)
 def test_workers_run_the_nodes_of_the_model_only(server: ComfyServer, case: Case, allowed: set[str]) -> None:
     _, ran = compare_and_list(server, case)
     assert all(set(counts) <= allowed for counts in ran.values()), ran
 
 
-@pytest.mark.skipif(not CAMPAIGN, reason="each worker starts workers of its own today, which takes a minute")
-@today("The recipe follows latents: each worker replays the sampler of the first stage, which starts workers of its own.")
 def test_no_worker_starts_workers(server: ComfyServer) -> None:
     since = len(server.log())
     try:

@@ -38,9 +38,9 @@ class Rank:
         self.residency = Residency(SimpleNamespace(show=lambda phase: None))  # type: ignore[arg-type]
         monkeypatch.setattr(self.residency, "_load", lambda patcher, headroom, show_progress: self.told.append(f"{patcher.name} load"))
         monkeypatch.setattr(self.residency, "show_memory", lambda model: None)
-        monkeypatch.setattr(module.comfy_api, "is_loaded", lambda patcher: True)
+        monkeypatch.setattr(module.comfy_memory, "is_loaded", lambda patcher: True)
         monkeypatch.setattr(module.comfy_api, "end_of_node", lambda: None)
-        monkeypatch.setattr(module.comfy_api, "unload", lambda patcher, wholly: self.told.append(f"{patcher.name} unload"))
+        monkeypatch.setattr(module.comfy_memory, "unload", lambda patcher, wholly: self.told.append(f"{patcher.name} unload"))
         for name in ("a", "b"):
             self.hold(name, Patcher(name, self.told))
         self.hold("clone", Patcher("clone", self.told, self.residency["a"].patcher.base))

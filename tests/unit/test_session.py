@@ -13,9 +13,11 @@ import pytest
 from sp_core.host.ui import session as module
 from sp_core.host.ui.recipe import Recipe, names_of_loaders, trace
 from sp_core.host.ui.session import Session
+from sp_core.host.ui.values import AboutModels, ComputedValues
 from sp_core.pool.devices import WorkerDevice
 from sp_core.pool.errors import WorkerFailed
 
+NOTHING = ComputedValues(lambda node_id: None, AboutModels(lambda a, b: False, lambda a, b: False, lambda model, weights: {}))
 DEVICES = (WorkerDevice("cpu", 0), WorkerDevice("cpu", 1))
 
 
@@ -31,6 +33,8 @@ class Workers:
         self.fails = False
 
     def call(self, operation: str, body: dict[str, Any], **_: Any) -> dict[str, Any]:
+        if operation == "digests":
+            return {"by_rank": []}
         self.operations.append(operation)
         if operation == "load":
             self.models, self.cache = self.models & set(body["keep"]), set(body["graph"])
@@ -72,7 +76,7 @@ class Comfy:
             self.prompt[f"{name}-lora"] = {"class_type": "Lora", "inputs": {"model": [name, 0], "strength": strength}}
 
     def patch(self, name: str) -> Any:
-        model = Model(trace(self.prompt.__getitem__, [f"{name}-lora", 0]))
+        model = Model(trace(self.prompt.__getitem__, [f"{name}-lora", 0], NOTHING))
         self.session.register(model, names_of_loaders(self.prompt.values()))  # type: ignore[arg-type]
         return model
 

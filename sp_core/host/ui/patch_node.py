@@ -8,10 +8,14 @@ from typing import Any
 from ...errors import SPError
 from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees, check_requested
 from ...plans import titles
+from .. import comfy_api
+from ..model_digest import model_digest
 from .device_input import check_devices, named_devices, why_not_together
 from .patcher import SPModelPatcher, make_sp_patcher
-from .recipe import names_of_loaders, trace
+from .recipe import is_link, names_of_loaders, trace
 from .session import session
+from .unchanged_model import same_but_for_weights, same_for_workers
+from .values import AboutModels, ComputedValues
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +77,14 @@ def patch_model(
         raise SPError(f"The model was patched by another SP Model Patch with other {what}; keep one of the two")
     check_requested(requested, len(chosen))
     link = dynprompt.get_node(unique_id)["inputs"].get("model")
-    patched = make_sp_patcher(model, trace(dynprompt.get_node, link), session(), chosen, keep_loaded, requested)
+    computed = ComputedValues(comfy_api.outputs_so_far(), AboutModels(same_for_workers, same_but_for_weights, model_digest))
+    recipe = trace(dynprompt.get_node, link, computed, _list_index(computed, link), comfy_api.output_types)
+    patched = make_sp_patcher(model, recipe, session(), chosen, keep_loaded, requested)
     session().register(patched.sp, names_of_loaders(map(dynprompt.get_node, dynprompt.all_node_ids())))
     return patched
+
+
+def _list_index(computed: ComputedValues, link: Any) -> int | None:
+    """Which member of the list on the wire ``link`` this call of the node got: the last one where another input has more."""
+    members, index = computed.members(link) if is_link(link) else None, comfy_api.executing_list_index()
+    return index if index is None or members is None else min(index, len(members) - 1)

@@ -20,6 +20,7 @@ from .. import comfy_api
 from .progress import Watcher
 from .recipe import Recipe, union
 from .remote_model import RemoteModel
+from .same_models import check_same_models
 from .worker_arguments import worker_arguments
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Session:
         with self._lock:
             pool = self._ready(model.devices) or self._start(model.devices)
             if model.must_replay or model.recipe.key not in self._resident:
-                self._load(pool, model)
+                self._load_as_lean_as_possible(pool, model)
             return pool
 
     def _ready(self, devices: tuple[WorkerDevice, ...]) -> Pool | None:
@@ -147,6 +148,18 @@ class Session:
         }
         return ServiceSpec("sp_core.host.worker.service:HostService", options, before_torch="sp_core.host.worker.before_torch:prepare")
 
+    def _load_as_lean_as_possible(self, pool: Pool, model: RemoteModel) -> None:
+        """Load the model without the CLIPs that its recipe leaves out, and with them if that does not give the same model."""
+        try:
+            self._load(pool, model)
+        except SPError as error:
+            if model.recipe.fallback is None or not pool.usable:
+                raise
+            log.info("%s; loading it once more with the CLIPs of its graph", error)
+            model.recipe = model.recipe.fallback
+            weakref.finalize(model, _dropped, weakref.ref(self), model.recipe).atexit = False
+            self._load(pool, model)
+
     def _load(self, pool: Pool, model: RemoteModel) -> None:
         started = time.perf_counter()
         live = {recipe.key: recipe for recipe in self._live(model.devices)} | {model.recipe.key: model.recipe}
@@ -157,18 +170,25 @@ class Session:
             "graph": self._cached,
             "node": model.recipe.node,
             "output_index": model.recipe.output_index,
+            "list_index": model.recipe.list_index,
+            "values": model.recipe.values,
             "key": model.recipe.key,
             "keep": sorted(live),
             "architecture": model.plan.architecture,
             "weight_bytes": model.weight_bytes,
         }
         try:
-            reply = pool.call("load", body, doing="loading the model", watch=Watcher("loading the model"))
+            watch, doing = Watcher("loading the model"), "loading the model"
+            reply = pool.call("load", body, doing=doing, watch=watch, volatile=("values",))
+            digests = pool.call("digests", {"outputs": list(model.recipe.models)}, doing=doing, watch=watch)
         except Cancelled:
             comfy_api.raise_interrupt()
         except WorkerFailed as error:
             raise SPError(model.recipe.with_users_names(str(error))) from error
-        self._resident = {key: live[key] for key in reply["resident"]}
+        # a model that differs is not used: the next prompt loads it again, and proves it again
+        self._resident = {key: live[key] for key in reply["resident"] if key != model.recipe.key}
+        check_same_models(model.recipe, digests["by_rank"])
+        self._resident[model.recipe.key] = model.recipe
         model.must_replay = False
         log.info("model %s in %d workers after %.2f s", model.recipe.key, pool.world_size, time.perf_counter() - started)
 

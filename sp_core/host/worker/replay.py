@@ -16,6 +16,7 @@ from ...pool.worker import WorkerContext
 from .. import comfy_api
 from .interrupt import interruptible
 from .node_packs import Catalogue, Graph, NodePacks, PackFailed
+from .values import Values
 
 log = logging.getLogger(__name__)
 
@@ -34,18 +35,36 @@ class GraphReplay:
     def __init__(self, context: WorkerContext, catalogue: Catalogue) -> None:
         self._context = context
         self._packs = NodePacks(catalogue, self._get_on)
+        self._values = Values()
+        self._values.install()
         self._executor = comfy_api.make_executor(self._packs.server)
 
-    def output(self, graph: Graph, node: str, index: int) -> Any:
-        """Run what ``node`` needs of ``graph``, and return its output number ``index``.
+    def output(self, graph: Graph, values: dict[str, list[Any]], node: str, index: int, list_index: int | None) -> Any:
+        """Run what ``node`` needs of ``graph``, and return its output number ``index``, of a list the member ``list_index``.
 
         A pack may need another one that ComfyUI has loaded, and nothing says so but a failure. Then all are loaded, and
         the graph runs once more.
+
+        Args:
+            values: what the value nodes of ``graph`` give, by digest.
 
         Raises:
             Cancelled: the user cancelled meanwhile.
             SPError: a node failed; the message names it by its name in ``graph``.
         """
+        with self._values.given(values):
+            self._run_with_packs(graph, node)
+        outputs = comfy_api.cached_outputs(self._executor, node)
+        if outputs is None or index >= len(outputs) or not outputs[index]:
+            raise SPError(f"{node} gave no model")
+        return member_of(outputs[index], list_index, node)
+
+    def cached(self, node: str, index: int) -> list[Any] | None:
+        """The list that a node gave as its output number ``index``, if the cache has it."""
+        outputs = comfy_api.cached_outputs(self._executor, node)
+        return outputs[index] if outputs is not None and index < len(outputs) else None
+
+    def _run_with_packs(self, graph: Graph, node: str) -> None:
         try:
             self._run(graph, node)
         except (NodeFailed, PackFailed) as error:
@@ -54,10 +73,6 @@ class GraphReplay:
                 raise
             log.info("%s; once more, with all packs that ComfyUI has loaded", error)
             self._run(graph, node)
-        outputs = comfy_api.cached_outputs(self._executor, node)
-        if outputs is None or index >= len(outputs) or not outputs[index]:
-            raise SPError(f"{node} gave no model")
-        return outputs[index][0]
 
     def _run(self, graph: Graph, node: str) -> None:
         try:
@@ -83,6 +98,17 @@ class GraphReplay:
     def trim(self, graph: dict[str, Any]) -> None:
         """Forget what was computed for nodes that are not in ``graph``."""
         comfy_api.trim_cache(self._executor, self._packs.loaded_part(graph))
+
+
+def member_of(values: list[Any], list_index: int | None, node: str) -> Any:
+    """The value that ComfyUI gives to call ``list_index`` of the next node: the last one where the list is too short.
+
+    Raises:
+        SPError: there are several values, and nobody knows which is meant.
+    """
+    if list_index is None and len(values) > 1:
+        raise SPError(f"{node} gave a list of {len(values)} models, and this ComfyUI does not say which of them is meant. Give it one")
+    return values[min(list_index or 0, len(values) - 1)]
 
 
 def copied(graph: Graph) -> Graph:

@@ -16,6 +16,7 @@ from ...plans import SequencePlan, shape
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
 from .. import comfy_api
+from . import comfy_memory
 from .loading import loading_shown
 
 #: less than any forward needs: the next one asks the host for memory
@@ -105,7 +106,7 @@ class Residency:
         """
         patcher, show = model.patcher, self._context.show
         is_active = self._active is patcher
-        if not (is_active and headroom <= self._headroom and comfy_api.is_loaded(patcher)):
+        if not (is_active and headroom <= self._headroom and comfy_memory.is_loaded(patcher)):
             if not is_active:
                 self._deactivate()
             show(Phase.LOADING)
@@ -121,8 +122,8 @@ class Residency:
     def _load(self, patcher: Any, headroom: float, show_progress: bool) -> None:
         import comfy.model_management
 
-        models = comfy_api.models_to_load(patcher)
-        in_use = partial(comfy_api.device_memory, self._context.device)
+        models = comfy_memory.models_to_load(patcher)
+        in_use = partial(comfy_memory.device_memory, self._context.device)
         total = sum(model.model_size() for model in models)
         with self.progress_of_loading(total, in_use) if show_progress else contextlib.nullcontext():
             comfy.model_management.load_models_gpu(models, memory_required=headroom)
@@ -146,14 +147,14 @@ class Residency:
     def _end_run(model: LoadedModel) -> None:
         if model.run is not None:
             model.run = None
-            comfy_api.clean_up(model.patcher)
+            comfy_memory.clean_up(model.patcher)
 
     def _take_off(self, model: LoadedModel, wholly: bool) -> None:
         if self._active is model.patcher:
             self._deactivate()
         elif self._active is not None and self._active.is_clone(model.patcher):
             return  # the weights on the device are those of the model that is active
-        comfy_api.unload(model.patcher, wholly)
+        comfy_memory.unload(model.patcher, wholly)
 
     def _deactivate(self) -> None:
         self._active, self._headroom = None, _NO_HEADROOM
@@ -167,5 +168,5 @@ class Residency:
     def show_memory(self, model: LoadedModel | None) -> None:
         """Tell the bytes of weights on the device, and those that ``model`` could compute in beside what is free."""
         state = self._context.own_state
-        state.weight_bytes = comfy_api.loaded_weights(self._context.device)
-        state.spare_bytes = comfy_api.spare_memory(model.patcher) if model is not None else 0
+        state.weight_bytes = comfy_memory.loaded_weights(self._context.device)
+        state.spare_bytes = comfy_memory.spare_memory(model.patcher) if model is not None else 0

@@ -22,8 +22,9 @@ from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
 from ...settings import stall_timeout_s
 from .. import comfy_api
-from . import verify
+from . import comfy_memory, verify
 from .decide import Decider
+from .digest import digests_of_all_ranks
 from .forward import run_forward
 from .forward_call import ForwardCall
 from .patch_check import check_patches
@@ -33,12 +34,12 @@ from .uncompiled import uncompile
 
 
 class HostService:
-    """Answers ``load``, ``forward``, ``call``, ``finish``, ``release`` and ``keep``; see :class:`sp_core.pool.worker.Service`."""
+    """Answers the requests of docs/architecture.md; see :class:`sp_core.pool.worker.Service`."""
 
     def __init__(self, context: WorkerContext, options: dict[str, Any]) -> None:
         self.context = context
         comfy_api.import_main()
-        comfy_api.share_pinned_memory(context.world_size)
+        comfy_memory.share_pinned_memory(context.world_size)
         register_models()
         self._replay = GraphReplay(context, options["catalogue"])
         self._residency = Residency(context)
@@ -57,11 +58,15 @@ class HostService:
         self.context.show(Phase.REPLAYING)
         # before others take their place in main memory
         self._residency.let_go_of_all_but(body["keep"])
-        with self._residency.progress_of_loading(body["weight_bytes"], comfy_api.process_memory):
-            patcher = self._replay.output(body["graph"], body["node"], body["output_index"])
+        with self._residency.progress_of_loading(body["weight_bytes"], comfy_memory.process_memory):
+            patcher = self._replay.output(body["graph"], body["values"], body["node"], body["output_index"], body["list_index"])
         model = _checked(patcher, body["architecture"])
         self._residency.hold(body["key"], model)
         return {"resident": self._residency.keys}
+
+    def _do_digests(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What the MODELs are that nodes of the replayed graphs gave, on every rank."""
+        return {"by_rank": digests_of_all_ranks([self._replay.cached(node, index) for node, index in body["outputs"]])}
 
     def _do_forward(self, body: dict[str, Any]) -> dict[str, Any]:
         """One forward: decide how to share it, bring the model to the device, compute, reply."""
