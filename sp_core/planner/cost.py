@@ -36,6 +36,11 @@ class ModelShape:
     itemsize: int = 2
     cross: CrossAttention | None = None
 
+    @property
+    def width(self) -> int:
+        """Width of attention, heads * head_dim."""
+        return self.heads * self.head_dim
+
 
 @dataclass(frozen=True)
 class MeasuredRates:
