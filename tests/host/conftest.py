@@ -16,7 +16,7 @@ from sp_core.demo.comfy_server import ComfyServer, prepare_base
 from sp_core.host_path import find_comfyui
 
 HERE = Path(__file__).resolve().parent
-PACK = HERE / "packs" / "sp_test_nodes"
+PACKS = [HERE / "packs" / "sp_test_nodes", HERE / "packs" / "sp_foreign_nodes"]
 _MISSING = "no ComfyUI checkout found: set COMFYUI_PATH to run the host tests"
 
 
@@ -54,7 +54,7 @@ def comfyui() -> Path:
 def base(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Base directory of all servers of this session: tiny checkpoints, this extension, the test nodes."""
     folder = tmp_path_factory.mktemp("comfyui")
-    prepare_base(comfyui, folder, [PACK])
+    prepare_base(comfyui, folder, PACKS)
     subprocess.run([sys.executable, str(HERE / "checkpoints.py"), str(comfyui), str(folder / "models" / "diffusion_models")], check=True)
     return folder
 

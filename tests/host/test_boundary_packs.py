@@ -1,0 +1,196 @@
+"""Packs that load in ComfyUI load in a worker; a restart leaves nothing behind; two device lists in one graph."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from campaign import CAMPAIGN
+from host.boundary import alone, before, named, on_wan, refusal, today, write_pack
+from host.graphs import Branch, Link, compare, load, run_sp
+from host.observe import alive, pids, private_directories, wait_for
+
+from sp_core.demo.comfy_server import ComfyServer, PromptFailed
+
+DEVICES = "cpu:2"
+
+_NODE = '''
+class {name}:
+    """A node that gives its MODEL back as a clone."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {{"required": {{"model": ("MODEL",)}}}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "run"
+    CATEGORY = "test"
+
+    def run(self, model):
+        {work}
+        return (model.clone(),)
+
+
+NODE_CLASS_MAPPINGS = {{"{name}": {name}}}
+'''
+
+
+def node(name: str, head: str = "", work: str = "pass") -> str:
+    return head + _NODE.format(name=name, work=work)
+
+
+IN_A_WORKER = 'import sys\nif "--disable-all-custom-nodes" in sys.argv:\n    '
+
+PACKS = {
+    "sp_odd_extras": {"__init__.py": node("SPOddExtras", "from comfy_extras.nodes_latent import LatentBatch  # noqa: F401\n")},
+    "sp_odd_first": {
+        "__init__.py": node("SPOddFirst", 'import folder_paths\nfolder_paths.add_model_folder_path("sp_odd", folder_paths.base_path)\n')
+    },
+    "sp_odd_needs_folder": {
+        "__init__.py": node("SPOddNeedsFolder", "import folder_paths\n", 'folder_paths.folder_names_and_paths["sp_odd"]')
+    },
+    "sp_odd_asks": {
+        "__init__.py": node("SPOddAsks", "import nodes\n", 'assert nodes.NODE_CLASS_MAPPINGS.get("SPOddFirst"), "SPOddFirst is not there"')
+    },
+    "sp_odd_signal": {"__init__.py": node("SPOddSignal", "import signal\nsignal.signal(signal.SIGUSR2, signal.SIG_IGN)\n")},
+    "sp_odd_prestart": {"__init__.py": node("SPOddPrestart"), "prestartup_script.py": 'raise RuntimeError("no network to update from")\n'},
+    "sp_odd_import": {"__init__.py": node("SPOddImport", IN_A_WORKER + 'raise ImportError("libfancy.so.3 is missing")\n')},
+    "sp_odd_exit": {"__init__.py": node("SPOddExit", IN_A_WORKER + 'sys.exit("please run install.py first")\n')},
+}
+
+
+@pytest.fixture(scope="module")
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("temporary")
+
+
+@pytest.fixture(scope="module")
+def own(comfyui: Path, base: Path, temporary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
+    """A server with packs that are odd in one way each. Its workers have loaded no pack before the first test."""
+    folder = tmp_path_factory.mktemp("odd")
+    for name in ("custom_nodes", "input", "output", "user", "temp"):
+        (folder / name).mkdir()
+    (folder / "models").symlink_to(base / "models")
+    for pack in (base / "custom_nodes").iterdir():
+        (folder / "custom_nodes" / pack.name).symlink_to(pack.resolve(), target_is_directory=True)
+    for name, files in PACKS.items():
+        write_pack(folder, name, files)
+    with ComfyServer(comfyui, folder, "--cpu", environment={"TMPDIR": str(temporary)}) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def forgotten(own: ComfyServer) -> None:
+    """ComfyUI forgets what earlier prompts made: a failed graph is part of no later load."""
+    own.post("/free", {"unload_models": True, "free_memory": True})
+    time.sleep(0.5)
+
+
+@today("A worker imports a pack before ComfyUI's own extra nodes, two of which import each other and load in one order only.")
+def test_a_pack_that_imports_extra_nodes(own: ComfyServer) -> None:
+    compare(own, before("SPOddExtras"), DEVICES)
+
+
+@today("A worker loads only the pack that has the node, and not the one that this pack builds on.")
+def test_a_pack_that_builds_on_another(own: ComfyServer) -> None:
+    compare(own, before("SPOddNeedsFolder"), DEVICES)
+
+
+@today("Asking a worker's table of nodes with get or in does not load the pack that has the node.")
+def test_a_pack_that_asks_for_the_node_of_another(own: ComfyServer) -> None:
+    compare(own, before("SPOddAsks"), DEVICES)
+
+
+@today("Workers import packs in another thread than the main one, where Python sets no signal handlers.")
+def test_a_pack_that_sets_a_signal_handler(own: ComfyServer) -> None:
+    compare(own, before("SPOddSignal"), DEVICES)
+
+
+@today("ComfyUI logs a failing pre-start script and goes on; a worker refuses the pack.")
+def test_a_pack_whose_prestartup_script_fails(own: ComfyServer) -> None:
+    compare(own, before("SPOddPrestart"), DEVICES)
+
+
+@today("The sentence says that the pack does not load, and not why.")
+def test_the_reason_of_a_failed_import_is_in_the_sentence(own: ComfyServer) -> None:
+    sentence = refusal(own, before("SPOddImport"))
+    assert "sp_odd_import" in sentence and "libfancy.so.3 is missing" in sentence, sentence
+
+
+@today("The sentence is the pack's own last word, and names no pack.")
+def test_a_pack_that_exits_is_named(own: ComfyServer) -> None:
+    sentence = refusal(own, before("SPOddExit"))
+    assert "sp_odd_exit" in sentence and "please run install.py first" in sentence, sentence
+
+
+@today("A load names every MODEL that ComfyUI still holds, so a pack that does not load fails every later prompt too.")
+def test_a_graph_that_failed_is_not_part_of_the_next_load(own: ComfyServer) -> None:
+    def held(branch: Branch, model: Link, hold: bool) -> Link:
+        """A pack keeps the MODELs that it saw; without it they live until the garbage collector comes."""
+        number = time.monotonic_ns() >> 24
+        return on_wan(branch, branch.add("SPForeignHolds", model=model, hold=hold, number=number)[0], seed=90)
+
+    def failing(branch: Branch) -> Link:
+        return held(branch, branch.patch(branch.add("SPOddImport", model=load(branch, "tiny_wan_t2v"))[0]), True)
+
+    assert "sp_odd_import" in refusal(own, failing)
+    try:
+        compare(own, before("SPTestWeightPatch", key="diffusion_model.blocks.1.ffn.0.weight"), DEVICES)
+    finally:
+        let_go = alone(None)
+        let_go.add("SPTestSaveLatent", samples=held(let_go, load(let_go, "tiny_wan_t2v"), False), name="let-go")
+        own.run(let_go.graph.prompt)
+
+
+def test_a_plain_graph_after_all_of_these(own: ComfyServer) -> None:
+    compare(own, named("plain", lambda branch: on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=91)), DEVICES)
+
+
+@pytest.mark.skipif(not CAMPAIGN, reason="workers are started three times for this today, which takes a minute")
+@today("There is one pool, which is ended and started anew for each of the two device lists, in every prompt.")
+def test_two_device_lists_keep_their_pools_or_are_refused(own: ComfyServer) -> None:
+    """CPU workers are processes, so lists of them may share a machine; a sentence that names both lists would do as well."""
+
+    def two_stages(branch: Branch) -> Link:
+        first = on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=92)
+        branch.devices = branch.devices and "cpu:3"
+        model = branch.patch(load(branch, "tiny_wan_t2v_low"))
+        return branch.add("LatentAdd", samples1=first, samples2=on_wan(branch, model, seed=92))[0]
+
+    run_sp(own, named("one_list", lambda branch: on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=93)), DEVICES)
+    workers = pids(own)
+    try:
+        comparison = compare(own, two_stages, DEVICES, check=False)
+    except PromptFailed as error:
+        sentence = str(error)
+    else:
+        sentence = ""
+        assert max(comparison.errors) <= 2e-5, comparison.errors
+        assert all(map(alive, workers)), "the workers of the first list were ended for those of the second"
+    assert not sentence or ("cpu:2" in sentence and "cpu:3" in sentence), sentence
+
+
+@today("A worker tells that ComfyUI is gone by its process number, which a restart by exec keeps.")
+def test_a_restart_by_exec_leaves_no_worker_behind(own: ComfyServer, temporary: Path) -> None:
+    run_sp(own, named("before_the_restart", lambda branch: on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=94)), DEVICES)
+    old, folders = pids(own), private_directories(temporary)
+    assert len(old) == 2 and len(folders) == 1
+    try:
+        with contextlib.suppress(OSError):
+            own.get("/sp_foreign/restart")
+        wait_for(lambda: not any(map(alive, old)), 5, "the workers to end with the program that was replaced")
+        wait_for(lambda: not private_directories(temporary), 5, "their folder to go")
+        own.wait_until_up()
+        again = named("after_the_restart", lambda branch: on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=95))
+        compare(own, again, DEVICES)
+        assert len(pids(own)) == 2
+    finally:
+        for pid in old:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        own.wait_until_up()
