@@ -115,7 +115,7 @@ class Engine:
                 return None
             self._shard_stream(blocks, call, state, first)
             self._shard(call, blocks.shard, state)
-            state.attended = 0
+            state.attended = state.self_attended = 0
             return tuple(call.args), call.kwargs
 
         def after(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
@@ -123,7 +123,7 @@ class Engine:
                 return None
             options = Arguments(names, args, kwargs).get("transformer_options") or {}
             expected = any(not attention.skipped(options) for attention in blocks.attentions if attention.kind != "replicated_queries")
-            if expected and not self.plan.skips_stream(options) and not state.attended:
+            if expected and not self.plan.skips_stream(options) and not state.self_attended:
                 raise Escaped(f"Block {index}")
             if index == count - 1 and self.plan.gather_early(self._inputs):
                 return self._gather_stream(blocks, output, state)

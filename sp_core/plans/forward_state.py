@@ -40,6 +40,8 @@ class ForwardState:
         self.gathered = False
         #: how often attention has exchanged since the current block began
         self.attended = 0
+        #: how many of these were self-attention: queries of this rank's tokens
+        self.self_attended = 0
         #: tokens (text) that every rank holds in full; in joint attention they stand before the rank's own
         self.replicated_tokens = 0
         # keyed by identity; the value is kept alive so that its id stays its own

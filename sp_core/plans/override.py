@@ -61,6 +61,7 @@ class ExchangedAttention:
         self, function: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Any = None, **kwargs: Any
     ) -> Tensor:
         self.state.attended += 1
+        self.state.self_attended += self.kind != "replicated_queries"
         heads_first = kwargs.pop("skip_reshape", False)
         keep_heads_first = kwargs.pop("skip_output_reshape", False)
         if heads_first:

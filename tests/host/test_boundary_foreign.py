@@ -102,7 +102,6 @@ _SWAPPED = "The step is computed in the workers, where nothing was swapped, and 
 _OBJECT = "An object in the options stays in ComfyUI's process, with a line in the log, and the code inside the model goes without."
 WRONG: dict[tuple[str, str], str] = {
     ("mixed heads", "before"): "An attention override is taken to treat each head by itself, and this one mixes heads.",
-    ("told by the batch", "before"): "The batch is split between ranks, so the negative prompt is taken for the positive one.",
     ("own attention", "before"): "The sentence names the block, and not the node whose attention it is.",
     ("frame score", "before"): _TOKENS,
     ("guided frame score", "before"): _TOKENS,

@@ -1,12 +1,12 @@
-"""Patches that run inside the model, in the workers: which of them work on a part of the tokens.
+"""Code of other node packs inside the model, in the workers: what there is, and what it may be trusted to keep apart.
 
-Three kinds do: attention functions (they get whole tokens of some heads), patches between
-blocks (the engine gathers the tokens for them), and functions that were read and tested
-(:data:`KNOWN`). Everything else is refused by name. ``docs/patches.md`` is the table for users.
+A function can treat heads, tokens and rows of the batch apart from one another, or mix them. :data:`KNOWN` lists
+functions that were read and tested. ``docs/patches.md`` is the table for users.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +17,54 @@ from ...plans import SequencePlan
 from ...plans.override import OVERRIDE
 from ..options import name_of, patches_in
 
+_INSIDE = "diffusion_model."
+
 
 @dataclass(frozen=True)
 class Known:
-    """A function that treats each token by itself."""
+    """A function that was read, by the place where it sits and the name that :func:`name_of` gives it."""
 
     place: str
+    #: qualified name of the function
     name: str
-    #: the function compares the conditionings of a batch, so these must not be shared out among the ranks
-    whole_batch: bool = False
+    #: what its module's name ends in, as packs lie in folders of any name
+    module: str
+    #: each token comes out the same whatever the other tokens are; of an attention function each head
+    parts_apart: bool = True
+    #: each row of the batch comes out the same whatever the other rows are
+    rows_apart: bool = False
 
 
-KNOWN = (Known("patches.attn1_output_patch", "NAGuidance.execute.<locals>.nag_attention_output_patch of nodes_nag", whole_batch=True),)
+KNOWN = (
+    # compares cond and uncond
+    Known("patches.attn1_output_patch", "NAGuidance.execute.<locals>.nag_attention_output_patch", "nodes_nag"),
+    # KJNodes: an attention kernel
+    Known(OVERRIDE, "PathchSageAttentionKJ.patch.<locals>.attention_override_sage", ".model_optimization_nodes", rows_apart=True),
+)
+
+
+@dataclass(frozen=True)
+class ForeignCode:
+    """A function of another pack that runs inside the model."""
+
+    #: "patches.attn1_patch", "blocks.0.ffn.forward", ...
+    place: str
+    #: module and name of the function
+    name: str
+    known: Known | None = None
+
+
+def foreign_code(patcher: Any, options: Mapping[str, Any] | None = None) -> list[ForeignCode]:
+    """All code of other packs inside a model: in its options and those of a call, and in the place of its modules and their forwards."""
+    found = patches_in(patcher.model_options.get("transformer_options", {})) + patches_in(dict(options or {}))
+    inside = {path.removeprefix(_INSIDE): value for path, value in patcher.object_patches.items() if path.startswith(_INSIDE)}
+    found += [(path, value) for path, value in inside.items() if callable(value)]
+    return [ForeignCode(place, name_of(function), _known(place, function)) for place, function in found]
+
+
+def wants_whole_batch(patcher: Any, options: Mapping[str, Any] | None = None) -> bool:
+    """Some code inside the model may tell the rows of the batch, so every rank needs all of them."""
+    return any(code.known is None or not code.known.rows_apart for code in foreign_code(patcher, options))
 
 
 def check_patches(patcher: Any, plan: SequencePlan) -> None:
@@ -54,11 +90,6 @@ def check_patches(patcher: Any, plan: SequencePlan) -> None:
             )
 
 
-def wants_whole_batch(patcher: Any) -> bool:
-    """Some patch compares conditionings, so every rank needs all of them."""
-    found = patches_in(patcher.model_options.get("transformer_options", {}))
-    return any(known.whole_batch for place, function in found if (known := _known(place, function)) is not None)
-
-
 def _known(place: str, function: Any) -> Known | None:
-    return next((known for known in KNOWN if known.place == place and known.name == name_of(function)), None)
+    name, _, module = name_of(function).partition(" of ")
+    return next((known for known in KNOWN if known.place == place and known.name == name and module.endswith(known.module)), None)
