@@ -97,18 +97,9 @@ KINDS = [
 ]
 
 #: (kind, side): what is wrong today
-_TOKENS = "A replaced forward is taken to treat each token by itself, and this one looks at all of them."
 _SWAPPED = "The step is computed in the workers, where nothing was swapped, and nobody looks whether something was."
 _OBJECT = "An object in the options stays in ComfyUI's process, with a line in the log, and the code inside the model goes without."
 WRONG: dict[tuple[str, str], str] = {
-    ("mixed heads", "before"): "An attention override is taken to treat each head by itself, and this one mixes heads.",
-    ("own attention", "before"): "The sentence names the block, and not the node whose attention it is.",
-    ("frame score", "before"): _TOKENS,
-    ("guided frame score", "before"): _TOKENS,
-    ("feed-forward", "before"): _TOKENS,
-    ("cross-attention", "before"): _TOKENS,
-    ("block forward", "before"): _TOKENS,
-    ("bypassed attention", "before"): "The check of a block counts the exchange of its video-to-audio attention too.",
     ("swapped forward", "before"): _SWAPPED,
     ("swapped forward", "behind"): "The sentence is an AttributeError: taking the swap back fails before the refusal is seen.",
     ("swapped blocks", "before"): _SWAPPED,
@@ -160,11 +151,7 @@ PROMISED = [
 ]
 #: of these: why they do not work today
 _LATE = "Whatever is added behind SP Model Patch is refused, also what could travel to the workers."
-_REPLACED = "A replacement of a block is refused, although it could be given all tokens."
 REFUSED: dict[tuple[str, str], str] = {
-    ("attention patch", "before"): "A patch on the output of attention is refused, although it could be given all tokens.",
-    ("wrapped block", "before"): _REPLACED,
-    ("values passed", "before"): _REPLACED,
     ("mixed heads", "behind"): _LATE,
     ("wrapped block", "behind"): _LATE,
     ("values passed", "behind"): _LATE,

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
-from sp_core.host.worker.patch_check import KNOWN, Known, foreign_code, wants_whole_batch
+from sp_core.host.worker.patch_check import KNOWN, Known, foreign_code, foreign_inside, gets_whole_data, wants_whole_batch
 from sp_core.plans.override import OVERRIDE
 
 FFN = "diffusion_model.blocks.0.ffn"
@@ -41,6 +42,47 @@ def test_unknown_code_gets_all_rows(patched: Any) -> None:
     [code] = foreign_code(patched)
     assert "function.<locals>.patch of " in code.name
     assert wants_whole_batch(patched)
+    assert gets_whole_data(patched)
+
+
+#: what lies where, and the modules that compute by it
+OWNERS = {
+    "a forward": ({f"{FFN}.forward": function()}, ["blocks.0.ffn"]),
+    "a module": ({FFN: nn.Identity()}, ["blocks.0.ffn"]),
+    "all blocks": ({"diffusion_model.blocks": nn.ModuleList([nn.Identity(), nn.Identity()])}, ["blocks.0", "blocks.1"]),
+    "a method": ({"diffusion_model.blocks.0.norm_them": function()}, ["blocks.0"]),
+    "a number": ({f"{FFN}.chunks": 4}, []),
+    "known code": ({f"{FFN}.forward": function(next(known for known in KNOWN if known.place == ".ffn.forward"))}, []),
+    "beside the model": ({"model_sampling": function()}, []),
+}
+
+
+def blocks() -> nn.Module:
+    block = nn.ModuleDict({"ffn": nn.Linear(2, 2)})
+    return nn.ModuleDict({"blocks": nn.ModuleList([block])})
+
+
+@pytest.mark.parametrize(("patches", "owners"), OWNERS.values(), ids=OWNERS)
+def test_the_module_whose_code_was_replaced_gets_whole_data(patches: dict[str, Any], owners: list[str]) -> None:
+    patched, model = patcher(patches=patches), blocks()
+    patched.model = SimpleNamespace(diffusion_model=model)
+    assert list(foreign_inside(patched, dict(model.named_modules())).modules) == owners
+
+
+def test_a_forward_that_was_set_without_the_patcher_counts_too() -> None:
+    patched, model = patcher(), blocks()
+    patched.model = SimpleNamespace(diffusion_model=model)
+    model.get_submodule("blocks.0.ffn").forward = function()  # type: ignore[method-assign]
+    assert list(foreign_inside(patched, dict(model.named_modules())).modules) == ["blocks.0.ffn"]
+
+
+def test_a_forward_that_was_put_back_is_the_models_own() -> None:
+    patched, model = patcher(), blocks()
+    patched.model = SimpleNamespace(diffusion_model=model)
+    ffn = model.get_submodule("blocks.0.ffn")
+    ffn.forward = ffn.forward  # type: ignore[method-assign]
+    assert "forward" in vars(ffn)
+    assert foreign_inside(patched, dict(model.named_modules())).modules == {}
 
 
 def test_code_that_comes_with_the_call_counts_too() -> None:
@@ -66,10 +108,13 @@ def test_what_is_not_code_inside_the_model(patched: Any) -> None:
 def test_known_code_is_taken_at_its_word(known: Known) -> None:
     if known.place == OVERRIDE:
         patched = patcher({OVERRIDE: function(known)})
+    elif known.place.startswith("."):
+        patched = patcher(patches={f"diffusion_model.blocks.0{known.place}": function(known)})
     else:
         patched = patcher({"patches": {known.place.removeprefix("patches."): [function(known)]}})
     assert [code.known for code in foreign_code(patched)] == [known]
     assert wants_whole_batch(patched) is not known.rows_apart
+    assert gets_whole_data(patched) is not known.parts_apart
 
 
 def test_a_known_name_in_another_place_is_not_known() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 from torch import nn
 
 from ...errors import SPError
-from ...plans import SequencePlan
 from ...plans.override import OVERRIDE
+from ...plans.whole import Foreign
 from ..options import name_of, patches_in
 
 _INSIDE = "diffusion_model."
@@ -24,6 +24,7 @@ _INSIDE = "diffusion_model."
 class Known:
     """A function that was read, by the place where it sits and the name that :func:`name_of` gives it."""
 
+    #: what the place ends in: ".ffn.forward" is that of any block
     place: str
     #: qualified name of the function
     name: str
@@ -40,6 +41,10 @@ KNOWN = (
     Known("patches.attn1_output_patch", "NAGuidance.execute.<locals>.nag_attention_output_patch", "nodes_nag"),
     # KJNodes: an attention kernel
     Known(OVERRIDE, "PathchSageAttentionKJ.patch.<locals>.attention_override_sage", ".model_optimization_nodes", rows_apart=True),
+    # KJNodes: feed-forwards in chunks of tokens, and guidance by a second text, which tells rows by their number
+    Known(".ffn.forward", "WanffnChunkPatch.__get__.<locals>.wrapped_forward", ".model_optimization_nodes", rows_apart=True),
+    Known(".ff.forward", "LTXVffnChunkPatch.__get__.<locals>.wrapped_forward", ".ltxv_nodes", rows_apart=True),
+    Known(".cross_attn.forward", "WanCrossAttentionPatch.__get__.<locals>.wrapped_attention", ".model_optimization_nodes"),
 )
 
 
@@ -67,19 +72,55 @@ def wants_whole_batch(patcher: Any, options: Mapping[str, Any] | None = None) ->
     return any(code.known is None or not code.known.rows_apart for code in foreign_code(patcher, options))
 
 
-def check_patches(patcher: Any, plan: SequencePlan) -> None:
-    """Refuse a patch that would see a part of the tokens and may not be written for that.
+def gets_whole_data(patcher: Any, options: Mapping[str, Any] | None = None) -> bool:
+    """Some code inside the model may need all tokens, and as much memory as on one device."""
+    return any(code.known is None or not code.known.parts_apart for code in foreign_code(patcher, options))
+
+
+def foreign_inside(patcher: Any, modules: Mapping[str, nn.Module]) -> Foreign:
+    """What of the code inside a model gets whole data.
+
+    Args:
+        modules: the model's, by their paths; its patches are in place.
+    """
+    code = {f"{path}.forward": vars(module)["forward"] for path, module in modules.items() if path and _is_foreign_forward(module)}
+    code |= {path.removeprefix(_INSIDE): value for path, value in patcher.object_patches.items() if path.startswith(_INSIDE)}
+    found: dict[str, str] = {}
+    for place, value in code.items():
+        if callable(value) and not _parts_apart(place, value):
+            found |= dict.fromkeys(_owners(patcher.model.diffusion_model, place, value), name_of(value))
+    return Foreign(found, lambda place, function: None if _parts_apart(place, function) else name_of(function))
+
+
+def _is_foreign_forward(module: nn.Module) -> bool:
+    forward = vars(module).get("forward")
+    if forward is None or getattr(forward, "__func__", None) is type(module).forward:
+        # ComfyUI leaves the module's own forward in this place when it takes a patch out
+        return False
+    # the host's own: LoRAs beside the weights instead of in them
+    return not (getattr(forward, "__module__", None) or "").startswith("comfy.weight_adapter")
+
+
+def _owners(model: nn.Module, path: str, value: Any) -> list[str]:
+    """Paths of the modules whose computing is another's once ``value`` lies at ``path``."""
+    if isinstance(value, nn.ModuleList):
+        return [f"{path}.{i}" for i in range(len(value))]
+    names, module = [], model
+    for name in path.split("."):
+        child = getattr(module, name, None)
+        if not isinstance(child, nn.Module):
+            break
+        names.append(name)
+        module = child
+    return [".".join(names)] if names else []
+
+
+def check_patches(patcher: Any) -> None:
+    """Refuse a patch that computes on a part of the tokens and cannot be given all of them.
 
     Raises:
         SPError: names the patch and where it sits.
     """
-    between = {f"patches.{kind}" for kind in plan.between}
-    for place, function in patches_in(patcher.model_options.get("transformer_options", {})):
-        if place != OVERRIDE and place not in between and _known(place, function) is None:
-            raise SPError(
-                f"a patch inside the model ({place}: {name_of(function)}) is not known to work on a part of the tokens; "
-                "remove the node that adds it"
-            )
     model: nn.Module = patcher.model.diffusion_model
     for path, function in patcher.object_patches.items():
         parent, _, name = path.rpartition(".")
@@ -90,6 +131,11 @@ def check_patches(patcher: Any, plan: SequencePlan) -> None:
             )
 
 
+def _parts_apart(place: str, function: Any) -> bool:
+    known = _known(place, function)
+    return known is not None and known.parts_apart
+
+
 def _known(place: str, function: Any) -> Known | None:
     name, _, module = name_of(function).partition(" of ")
-    return next((known for known in KNOWN if known.place == place and known.name == name and module.endswith(known.module)), None)
+    return next((known for known in KNOWN if place.endswith(known.place) and known.name == name and module.endswith(known.module)), None)
