@@ -97,18 +97,7 @@ KINDS = [
 ]
 
 #: (kind, side): what is wrong today
-_TOKENS = "A replaced forward is taken to treat each token by itself, and this one looks at all of them."
-WRONG: dict[tuple[str, str], str] = {
-    ("mixed heads", "before"): "An attention override is taken to treat each head by itself, and this one mixes heads.",
-    ("told by the batch", "before"): "The batch is split between ranks, so the negative prompt is taken for the positive one.",
-    ("own attention", "before"): "The sentence names the block, and not the node whose attention it is.",
-    ("frame score", "before"): _TOKENS,
-    ("guided frame score", "before"): _TOKENS,
-    ("feed-forward", "before"): _TOKENS,
-    ("cross-attention", "before"): _TOKENS,
-    ("block forward", "before"): _TOKENS,
-    ("bypassed attention", "before"): "The check of a block counts the exchange of its video-to-audio attention too.",
-}
+WRONG: dict[tuple[str, str], str] = {}
 
 
 def on_both_sides(kinds: list[Kind]) -> list[Any]:
@@ -149,11 +138,7 @@ PROMISED = [
 ]
 #: of these: why they do not work today
 _LATE = "Whatever is added behind SP Model Patch is refused, also what could travel to the workers."
-_REPLACED = "A replacement of a block is refused, although it could be given all tokens."
 REFUSED: dict[tuple[str, str], str] = {
-    ("attention patch", "before"): "A patch on the output of attention is refused, although it could be given all tokens.",
-    ("wrapped block", "before"): _REPLACED,
-    ("values passed", "before"): _REPLACED,
     ("mixed heads", "behind"): _LATE,
     ("wrapped block", "behind"): _LATE,
     ("values passed", "behind"): _LATE,

@@ -31,7 +31,7 @@ def loaded(plan: SequencePlan = REFERENCE, **config: Any) -> LoadedModel:
     for block in model.blocks:
         # the host's attentions say this of themselves, and the planner reads it there
         block.video_self.head_dim = model.config.head_dim  # type: ignore[union-attr, assignment]
-    return LoadedModel(SimpleNamespace(model=SimpleNamespace(diffusion_model=model), model_options={}), plan)
+    return LoadedModel(SimpleNamespace(model=SimpleNamespace(diffusion_model=model), model_options={}, object_patches={}), plan)
 
 
 def call(frames: int = 3, requested: RequestedDegrees = NOTHING_REQUESTED, conditionings: int = 1) -> ForwardCall:

@@ -63,6 +63,8 @@ class RunStats:
     reused_bytes: int = 0
     decision: str = ""
     transport: str = ""
+    #: names of other packs' code that every device computed in full
+    whole: list[str] = field(default_factory=list)
 
 
 class RemoteModel:
@@ -205,9 +207,18 @@ class RemoteModel:
         run.exchanges += stats["exchanges"]
         run.sent_bytes += pool.last_call.bytes_sent
         run.reused_bytes += pool.last_call.bytes_reused
+        for name in stats["whole"]:
+            if name not in run.whole:
+                run.whole.append(name)
+                log.info("SP: %s", computed_in_full(name))
         if stats["decision"] != run.decision:
             log.info("SP: %s", stats["decision"])
         run.decision, run.transport = stats["decision"], stats["transport"]
+
+
+def computed_in_full(name: str) -> str:
+    """Why a step is slower than it could be, for people."""
+    return f"{name} runs inside the model and may need the whole video, so every device computes it in full; remove its node for speed"
 
 
 def headroom_for_activations(free: int, spare: int, to_come: int) -> int:

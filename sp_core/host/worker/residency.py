@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -36,6 +36,11 @@ class LoadedModel:
     @property
     def diffusion_model(self) -> nn.Module:
         return self.patcher.model.diffusion_model  # type: ignore[no-any-return]
+
+    @cached_property
+    def modules(self) -> dict[str, nn.Module]:
+        """The model's modules by their paths. Read once, for they are some thousand."""
+        return dict(self.diffusion_model.named_modules())
 
     @cached_property
     def shape(self) -> ModelShape | None:
@@ -118,6 +123,25 @@ class Residency:
             model.run = run
             patcher.pre_run()
         show(Phase.COMPUTING)
+
+    @contextlib.contextmanager
+    def as_loaded(self) -> Iterator[None]:
+        """Inside, the active model is without the objects that its patches put into it.
+
+        Clones share the model: a node that wraps a forward which it finds must not find that of another branch.
+        """
+        import comfy.utils
+
+        patcher = self._active
+        backup = {} if patcher is None else dict(patcher.object_patches_backup)
+        patched = {name: comfy.utils.get_attr(patcher.model, name) for name in backup}
+        try:
+            for name, value in backup.items():
+                comfy.utils.set_attr(patcher.model, name, value)
+            yield
+        finally:
+            for name, value in patched.items():
+                comfy.utils.set_attr(patcher.model, name, value)
 
     def _load(self, patcher: Any, headroom: float, show_progress: bool) -> None:
         import comfy.model_management

@@ -27,7 +27,7 @@ from .decide import Decider
 from .digest import digests_of_all_ranks
 from .forward import run_forward
 from .forward_call import ForwardCall
-from .patch_check import check_patches
+from .patch_check import check_patches, gets_whole_data
 from .replay import GraphReplay
 from .residency import LoadedModel, Residency
 from .uncompiled import uncompile
@@ -58,7 +58,7 @@ class HostService:
         self.context.show(Phase.REPLAYING)
         # before others take their place in main memory
         self._residency.let_go_of_all_but(body["keep"])
-        with self._residency.progress_of_loading(body["weight_bytes"], comfy_memory.process_memory):
+        with self._residency.as_loaded(), self._residency.progress_of_loading(body["weight_bytes"], comfy_memory.process_memory):
             patcher = self._replay.output(body["graph"], body["values"], body["node"], body["output_index"], body["list_index"])
         model = _checked(patcher, body["architecture"])
         self._residency.hold(body["key"], model)
@@ -78,7 +78,8 @@ class HostService:
         groups = self._groups.build(choice.degrees)
         if groups is None:
             return {}  # this rank stays idle
-        self._residency.activate(model, model.activation_bytes(call.x) / choice.degrees.ranks, body["run"])
+        shares = 1 if gets_whole_data(model.patcher, call.options) else choice.degrees.ranks
+        self._residency.activate(model, model.activation_bytes(call.x) / shares, body["run"])
         output, state = run_forward(model, call, groups, self.context.enter_block)
         self._residency.show_memory(model)
         if verify.wanted() and choice.degrees.ranks == self.context.world_size:
@@ -92,6 +93,7 @@ class HostService:
             "exchange_bytes": stats.bytes_sent,
             "exchanges": stats.exchanges,
             "decision": choice.line(state.describe(), transport.name),
+            "whole": state.got_whole,
             "transport": self._transport_reasons.get(transport.name, transport.name),
         }
 
@@ -151,10 +153,10 @@ class HostService:
 
 
 def _checked(patcher: Any, architecture: str) -> LoadedModel:
-    """The model that a graph gave, if it is what ComfyUI's process has and its patches can work on a part of the tokens.
+    """The model that a graph gave, if it is what ComfyUI's process has and its patches can work here.
 
     Raises:
-        SPError: it is another architecture, or holds a patch that is not known to work.
+        SPError: it is another architecture, or holds a patch that cannot work.
     """
     uncompile(patcher)
     found = type(patcher.model.diffusion_model).__name__
@@ -163,5 +165,5 @@ def _checked(patcher: Any, architecture: str) -> LoadedModel:
     plan = plan_named(found)
     validate(plan, patcher.model.diffusion_model, f"ComfyUI {comfy_api.version()}")
     model = LoadedModel(patcher, plan)
-    check_patches(patcher, model.plan)
+    check_patches(patcher)
     return model
