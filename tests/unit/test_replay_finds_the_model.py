@@ -19,8 +19,8 @@ def utils(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "comfy.utils", module)
 
 
-def active(forward: str, **backup: str) -> tuple[Residency, SimpleNamespace]:
-    model = SimpleNamespace(forward=forward)
+def active(found: str, **backup: str) -> tuple[Residency, SimpleNamespace]:
+    model = SimpleNamespace(forward=found)
     residency = Residency(SimpleNamespace())  # type: ignore[arg-type]
     residency._active = SimpleNamespace(model=model, object_patches_backup=backup)
     return residency, model
