@@ -104,7 +104,9 @@ class SPForeignFrameScore(ModelNode):
     def patch(self, model, frames):
         model = model.clone()
         for i, block in _blocks(model):
-            forward = types.MethodType(_scored(block.self_attn.forward, frames), block.self_attn)
+            # the class's own: the host leaves the patch of the last branch in the module, and stock would score that one's
+            plain = types.MethodType(type(block.self_attn).forward, block.self_attn)
+            forward = types.MethodType(_scored(plain, frames), block.self_attn)
             model.add_object_patch(f"diffusion_model.blocks.{i}.self_attn.forward", forward)
         return (model,)
 
