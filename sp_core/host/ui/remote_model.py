@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -99,6 +100,8 @@ class RemoteModel:
         self.must_replay = True
         #: cleared by the session. The workers were asked to bring the weights to the devices, and not yet to take them off
         self.on_devices = False
+        #: the clones of the patched MODEL that ComfyUI still holds. Who computes through this object may outlive them for a while
+        self.patchers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._session = session
         self._pool_of_run: Pool | None = None
         #: number of the sampling run, by which each worker knows that another one has begun

@@ -217,12 +217,16 @@ class Session:
     def release(self, model: RemoteModel, device: torch.device | None = None) -> None:
         """Take the weights of ``model`` off the workers' devices and out of pinned memory, or off ``device`` only."""
         model.on_devices = False
+        # nobody asks for the memory of a model whose MODEL ComfyUI has dropped, until Python has collected it
+        dropped = [other for other in self._models if other.on_devices and not other.patchers]
         with self._lock:
-            pool = self.running_pool()
-            if pool is not None and model.recipe.key in self._resident:
-                # ComfyUI asks for the memory in the middle of other work, which can go on: workers that died hold none
-                with _failure_is_logged(RELEASING):
-                    pool.call("release", partial(release_body, pool, model, device), doing=RELEASING)
+            for released in (model, *dropped):
+                released.on_devices = False
+                pool = self.running_pool()
+                if pool is not None and released.recipe.key in self._resident:
+                    # ComfyUI asks for the memory in the middle of other work, which can go on: workers that died hold none
+                    with _failure_is_logged(RELEASING):
+                        pool.call("release", partial(release_body, pool, released, device), doing=RELEASING)
 
     def release_all(self) -> int:
         """Take every model's weights off the devices. Returns the bytes that all workers held before."""
