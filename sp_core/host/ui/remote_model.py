@@ -51,6 +51,10 @@ class WorkerSession(Protocol):
         """Have the workers let go of what they kept for a sampling run of ``model``."""
         ...
 
+    def held_by(self, model: RemoteModel, patcher: Any) -> None:
+        """Count ``patcher`` among the clones through which ComfyUI holds ``model``."""
+        ...
+
 
 @dataclass
 class RunStats:
@@ -127,6 +131,10 @@ class RemoteModel:
         """After sampling, also after a failed one. Never waits for a block that a worker still computes after a cancel."""
         self._pool_of_run = self._run_number = None
         self._session.finish(self)
+
+    def held_by(self, patcher: Any) -> None:
+        """``patcher`` is one of the clones that compute through this object."""
+        self._session.held_by(self, patcher)
 
     def release(self, device: torch.device | None = None) -> None:
         """Take the weights off the workers' devices, or off ``device`` only. The next sampling run brings them back."""

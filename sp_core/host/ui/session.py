@@ -100,6 +100,17 @@ class Session:
         # a finalizer can run in the middle of a call that this very thread makes, so another thread does the work
         weakref.finalize(model, _dropped, weakref.ref(self), model.recipe).atexit = False
 
+    def held_by(self, model: RemoteModel, patcher: Any) -> None:
+        """Count ``patcher`` among the clones through which ComfyUI holds ``model``. When the last is gone, the model is dropped."""
+        model.patchers.add(patcher)
+        weakref.finalize(patcher, _lost_a_clone, weakref.ref(self), model).atexit = False
+
+    def drop(self, model: RemoteModel) -> None:
+        """ComfyUI has dropped the MODEL of ``model``, which Python may collect much later."""
+        with self._lock:
+            self._models.discard(model)
+        self.forget(model.recipe)
+
     def ensure(self, model: RemoteModel) -> Pool:
         """The pool, with ``model`` loaded in every worker."""
         with self._lock:
@@ -217,16 +228,12 @@ class Session:
     def release(self, model: RemoteModel, device: torch.device | None = None) -> None:
         """Take the weights of ``model`` off the workers' devices and out of pinned memory, or off ``device`` only."""
         model.on_devices = False
-        # nobody asks for the memory of a model whose MODEL ComfyUI has dropped, until Python has collected it
-        dropped = [other for other in self._models if other.on_devices and not other.patchers]
         with self._lock:
-            for released in (model, *dropped):
-                released.on_devices = False
-                pool = self.running_pool()
-                if pool is not None and released.recipe.key in self._resident:
-                    # ComfyUI asks for the memory in the middle of other work, which can go on: workers that died hold none
-                    with _failure_is_logged(RELEASING):
-                        pool.call("release", partial(release_body, pool, released, device), doing=RELEASING)
+            pool = self.running_pool()
+            if pool is not None and model.recipe.key in self._resident:
+                # ComfyUI asks for the memory in the middle of other work, which can go on: workers that died hold none
+                with _failure_is_logged(RELEASING):
+                    pool.call("release", partial(release_body, pool, model, device), doing=RELEASING)
 
     def release_all(self) -> int:
         """Take every model's weights off the devices. Returns the bytes that all workers held before."""
@@ -308,6 +315,13 @@ def _failure_is_logged(doing: str) -> Iterator[None]:
         yield
     except SPError as error:
         log.warning("%s: %s", doing, error)
+
+
+def _lost_a_clone(reference: weakref.ref[Session], model: RemoteModel) -> None:
+    """A clone is gone. A weak set counts the dying one still, so this looks for a live one."""
+    session = reference()
+    if session is not None and next(iter(model.patchers), None) is None:
+        threading.Thread(target=session.drop, args=(model,), name="sp-drop", daemon=True).start()
 
 
 def _dropped(reference: weakref.ref[Session], recipe: Recipe) -> None:
