@@ -196,6 +196,7 @@ class SPTestSabotage:
 
         def alone(self, function, *args, **kwargs):
             self.state.attended += 1
+            self.state.self_attended += self.kind != "replicated_queries"
             return function(*args, **{**kwargs, "transformer_options": self.options})
 
         exchanged = vars(override).setdefault("_exchanged_call", override.ExchangedAttention.__call__)
