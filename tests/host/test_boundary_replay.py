@@ -237,7 +237,7 @@ def test_a_changed_strength_or_shift_reads_no_checkpoint_again(server: ComfyServ
 
         run_sp(server, case)
     ran = notes(server, "ran")
-    assert {rank: counts["LoraLoaderModelOnly"] for rank, counts in ran.items()} == {0: 3, 1: 3}, "not every strength was loaded"
+    assert sorted(ran) == [0, 1] and all(counts["LoraLoaderModelOnly"] >= 3 for counts in ran.values()), "not every strength was loaded"
     reads = {rank: counts["UNETLoader"] for rank, counts in ran.items()}
     assert max(reads.values()) <= 1, f"by rank, the checkpoint was read {reads} times"
 
