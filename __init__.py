@@ -1,4 +1,4 @@
-"""ComfyUI extension: runs any video model on all of a machine's GPUs at once.
+"""ComfyUI extension: runs a video model on all of a machine's GPUs at once.
 
 Importing it never fails and starts no worker. ComfyUI finds ``comfy_entrypoint`` here or, when a
 requirement is missing, stand-in nodes that say which. The nodes are listed in ``nodes/__init__.py``.

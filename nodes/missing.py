@@ -8,7 +8,7 @@ from typing import Any
 
 from . import NODES
 
-#: made from the nodes by ``tools/make_locales.py``; the nodes themselves cannot be asked here
+#: made from the nodes by ``tools/make_texts.py``; the nodes themselves cannot be asked here
 _TEXTS = Path(__file__).resolve().parents[1] / "locales" / "en" / "nodeDefs.json"
 
 

@@ -83,8 +83,16 @@ class SPModelPatch(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, devices: str, layout: str = "auto", cfg_split: int = 0, ring: int = 0, ulysses: int = 0) -> bool | str:
-        return check_degrees(devices, RequestedDegrees(cfg_split, ring, ulysses, layout))
+    def validate_inputs(
+        cls,
+        devices: str | None,
+        layout: str | None = "auto",
+        cfg_split: int | None = 0,
+        ring: int | None = 0,
+        ulysses: int | None = 0,
+    ) -> bool | str:
+        # ComfyUI gives None for what comes over a wire; execute sees it and checks again.
+        return check_degrees(devices, RequestedDegrees(cfg_split or 0, ring or 0, ulysses or 0, layout or "auto"))
 
     @classmethod
     def execute(

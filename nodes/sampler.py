@@ -64,8 +64,9 @@ class SPSampler(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, devices: str) -> bool | str:
-        return check_devices(devices)
+    def validate_inputs(cls, devices: str | None) -> bool | str:
+        # ComfyUI gives None for what comes over a wire; execute sees it and checks again.
+        return devices is None or check_devices(devices)
 
     @classmethod
     def execute(cls, model, seed, steps, cfg, sampler_name, scheduler, positive, negative, latent_image, denoise, devices) -> io.NodeOutput:

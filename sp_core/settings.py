@@ -1,4 +1,4 @@
-"""What a user can set by environment variables, read in one place.
+"""The time limits that a user can set by environment variables.
 
 Source of the defaults: compiling a kernel or reading a large model from a slow disk takes minutes, never ten.
 """

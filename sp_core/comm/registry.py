@@ -84,7 +84,7 @@ def one_host(facts: Sequence[Facts]) -> str:
     return "" if far is None else f"rank {far} is on another machine than rank 0, or in another container"
 
 
-def device_backend(facts: Sequence[Facts]) -> str:
+def has_device_backend(facts: Sequence[Facts]) -> str:
     if not all(any(name in fact.backends for name in ("nccl", "xccl")) for fact in facts):
         return "the process group has no device backend"
     gpus = {(fact.host_id, fact.gpu) for fact in facts}
@@ -139,7 +139,7 @@ LOCAL = TransportRow("local", "accelerator", make_device_collective, plain=True)
 DIRECT = (
     TransportRow("shm", "cpu", make_shm, needs=(one_host,), lacks=cpu_library),
     TransportRow("peer", "cuda", make_peer, needs=(one_host,), lacks=cuda_library),
-    TransportRow("nccl", "accelerator", make_device_collective, needs=(device_backend,), plain=True),
+    TransportRow("nccl", "accelerator", make_device_collective, needs=(has_device_backend,), plain=True),
     TransportRow("gloo", "cpu", make_gloo, needs=(gloo_backend,), plain=True),
 )
 TRANSPORTS = (*DIRECT, *(staged(row) for row in DIRECT if row.device == "cpu"))

@@ -1,4 +1,4 @@
-"""Small facts that all ranks of a group tell each other while a transport is set up."""
+"""Small facts that all ranks of a group tell each other."""
 
 from __future__ import annotations
 

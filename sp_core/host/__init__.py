@@ -1,1 +1,1 @@
-"""Every touch of ComfyUI's internals. Nothing outside this folder (and models/) imports the host."""
+"""What touches ComfyUI: ``ui`` in its process, ``worker`` in the workers. Beside it, only models/ and demo/ import ComfyUI."""

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import sys
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 # -- both processes --------------------------------------------------------------------------------
@@ -66,13 +69,24 @@ def node_catalogue() -> dict[str, tuple[str, str]]:
 
 
 def _custom_node_path(name: str) -> str | None:
-    import folder_paths
-
-    for folder in folder_paths.get_folder_paths("custom_nodes"):
-        for candidate in (os.path.join(folder, name), os.path.join(folder, f"{name}.py")):
-            if os.path.exists(candidate):
-                return candidate
+    for folder in custom_node_folders():
+        for candidate in (folder / name, folder / f"{name}.py"):
+            if candidate.exists():
+                return str(candidate)
     return None
+
+
+def custom_node_folders() -> list[Path]:
+    """The folders in which node packs lie; none where ComfyUI does not run."""
+    folder_paths = sys.modules.get("folder_paths")
+    return [Path(folder) for folder in folder_paths.get_folder_paths("custom_nodes")] if folder_paths is not None else []
+
+
+def output_types(class_type: str) -> tuple[str, ...]:
+    """The types of a node's outputs (``RETURN_TYPES``); none for a class that is not known."""
+    import nodes
+
+    return tuple(map(str, getattr(nodes.NODE_CLASS_MAPPINGS.get(class_type), "RETURN_TYPES", None) or ()))
 
 
 def executing_node() -> tuple[str | None, str | None]:
@@ -89,6 +103,34 @@ def executing_node() -> tuple[str | None, str | None]:
     return node_id, _class_type(node_id)
 
 
+def executing_list_index() -> int | None:
+    """Which call this is where ComfyUI runs the node in this thread once for each member of a list; None where it does not say."""
+    try:
+        from comfy_execution.utils import get_executing_context
+    except ImportError:
+        return None
+    context = get_executing_context()
+    return None if context is None else context.list_index
+
+
+def outputs_so_far() -> Callable[[str], list[list[Any]] | None]:
+    """What ComfyUI has computed of the prompt that it runs in this thread: node id -> its outputs, each a list.
+
+    The function returns None for a node that was not computed, or whose result was dropped. Relies on ``caches`` of
+    ``execution.execute``, which calls the node that calls this, and on its ``outputs.get_local``.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and not (frame.f_code.co_name == "execute" and "caches" in frame.f_code.co_varnames):
+        frame = frame.f_back
+    outputs: Any = getattr(frame.f_locals["caches"], "outputs", None) if frame is not None else None
+
+    def of_node(node_id: str) -> list[list[Any]] | None:
+        entry = outputs.get_local(node_id) if hasattr(outputs, "get_local") else None
+        return getattr(entry, "outputs", None)
+
+    return of_node
+
+
 def _class_type(node_id: str) -> str | None:
     try:
         from comfy_execution.progress import get_progress_state
@@ -99,11 +141,26 @@ def _class_type(node_id: str) -> str | None:
         return None
 
 
+def gives_model(class_type: str) -> bool:
+    """A node of this class has a MODEL output (``RETURN_TYPES``), or nobody knows its class."""
+    import nodes
+
+    node = nodes.NODE_CLASS_MAPPINGS.get(class_type)
+    return node is None or "MODEL" in (getattr(node, "RETURN_TYPES", None) or ())
+
+
 def interrupted() -> bool:
     """The user pressed Cancel and ComfyUI has not acted on it yet."""
     import comfy.model_management
 
     return bool(comfy.model_management.processing_interrupted())
+
+
+def running_prompts() -> set[str]:
+    """Ids of the prompts that ComfyUI runs now. None run where no server was made."""
+    server = sys.modules.get("server")
+    queue = getattr(getattr(getattr(server, "PromptServer", None), "instance", None), "prompt_queue", None)
+    return set() if queue is None else {item[1] for item in list(queue.currently_running.values())}
 
 
 def raise_interrupt() -> None:
@@ -149,7 +206,6 @@ def show_text(node_id: str | None, text: str) -> None:
 
 def import_main() -> None:
     """Import ComfyUI's ``main`` for what it sets up while it is imported."""
-    import logging
 
     class _TorchFirst(logging.Filter):
         def filter(self, record: logging.LogRecord) -> bool:
@@ -212,8 +268,11 @@ def trim_cache(executor: Any, graph: dict[str, Any]) -> None:
         execute(executor, graph, "sp-trim", [])
 
 
-def load_node_pack(path: str, parent: str) -> bool:
-    """Load one node pack, its pre-start script first, as ComfyUI would (``nodes.load_custom_node``)."""
+def load_node_pack(path: str, parent: str, ignore: Collection[str] = ()) -> bool:
+    """Load one node pack, its pre-start script first, as ComfyUI would (``nodes.load_custom_node``), but for the classes ``ignore``.
+
+    Returns false where the pack does not load; ComfyUI has logged warnings then, which say why.
+    """
     import nodes
 
     if parent == "custom_nodes":
@@ -224,23 +283,40 @@ def load_node_pack(path: str, parent: str) -> bool:
         script = os.path.join(path, "prestartup_script.py")
         if os.path.exists(script):
             _run_script(script)
-    return bool(run_async(nodes.load_custom_node(path, module_parent=parent)))
+    return bool(run_async(nodes.load_custom_node(path, set(ignore), module_parent=parent)))
 
 
 def _run_script(path: str) -> None:
+    """Run a pre-start script. Its failure is a line in the log, as in ``main.py`` (``execute_prestartup_script``)."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location(os.path.splitext(path)[0], path)
     assert spec is not None and spec.loader is not None
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    try:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    except Exception as error:
+        logging.getLogger(__name__).error("Failed to execute startup-script: %s / %s", path, error)
+
+
+def make_prompt_server() -> Any:
+    """ComfyUI's server, which packs add routes to while they are imported. It is never started, and sends nothing."""
+    import server
+
+    instance = getattr(server.PromptServer, "instance", None) or server.PromptServer(asyncio.new_event_loop())
+    instance.send_sync = lambda event, data, sid=None: None
+    return instance
 
 
 def run_async(awaitable: Any) -> Any:
-    """Run a coroutine to its end, also when this thread has a running event loop already."""
+    """Run a coroutine to its end: in this thread, or in another one where this one has a running event loop already."""
 
     async def wait() -> Any:
         return await awaitable
 
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(wait())
     with ThreadPoolExecutor(1, thread_name_prefix="sp-async") as thread:
         return thread.submit(asyncio.run, wait()).result()
 
@@ -263,74 +339,3 @@ def end_of_node() -> None:
     comfy.model_management.reset_cast_buffers()
     comfy.model_prefetch.cleanup_prefetch_queues()
     comfy_aimdo.model_vbar.vbars_reset_watermark_limits()
-
-
-# -- a worker (host/worker): memory ----------------------------------------------------------------
-
-
-def share_pinned_memory(processes: int) -> None:
-    """Limit this process to its share of the memory to pin (``model_management.MAX_PINNED_MEMORY``), as one of ``processes``."""
-    import comfy.model_management as management
-
-    if management.MAX_PINNED_MEMORY > 0:
-        management.MAX_PINNED_MEMORY /= processes
-
-
-def is_loaded(patcher: Any) -> bool:
-    """ComfyUI's memory management counts this model as loaded on its device, wholly or in part."""
-    import comfy.model_management as management
-
-    return any(entry.model is patcher for entry in management.current_loaded_models)
-
-
-def unload(patcher: Any, wholly: bool = True) -> None:
-    """Take one model's weights off its device and give the memory back.
-
-    Args:
-        wholly: false leaves the copies that dynamic VRAM has in pinned memory, from where the weights are soon back.
-    """
-    import comfy.model_management as management
-
-    if not wholly and is_loaded(patcher) and getattr(patcher, "is_dynamic", lambda: False)():
-        patcher.partially_unload(patcher.offload_device, 1e32)
-    elif hasattr(management, "unload_model_and_clones"):
-        management.unload_model_and_clones(patcher)
-    else:
-        management.unload_all_models()
-    management.soft_empty_cache()
-
-
-def loaded_weights(device: Any) -> int:
-    """Bytes of weights that ComfyUI's memory management has on ``device``."""
-    import comfy.model_management as management
-
-    loaded = (entry for entry in management.current_loaded_models if entry.device == device and entry.model is not None)
-    return sum(int(entry.model_loaded_memory()) for entry in loaded)
-
-
-def spare_memory(patcher: Any) -> int:
-    """Bytes of a device that this process holds and could compute in: torch's cache, and under dynamic VRAM the weights."""
-    import comfy.model_management as management
-
-    device = patcher.load_device
-    if device.type == "cpu":
-        return 0
-    total, of_torch = management.get_free_memory(device, torch_free_too=True)
-    return int(patcher.get_free_memory(device) - (total - of_torch))
-
-
-def device_memory(device: Any) -> int:
-    """Bytes in use on a device. For the CPU these are this process's own."""
-    import comfy.model_management as management
-
-    if device.type == "cpu":
-        return process_memory()
-    return int(management.get_total_memory(device)) - int(management.get_free_memory(device))
-
-
-def process_memory() -> int:
-    """Bytes of main memory that are this process's own. Mapped files do not count where the system tells them apart."""
-    import psutil
-
-    info = psutil.Process().memory_info()
-    return int(info.rss) - int(getattr(info, "shared", 0))

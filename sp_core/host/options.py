@@ -10,6 +10,9 @@ from ..plans.override import OVERRIDE
 INSIDE_THE_MODEL = ("patches", "patches_replace", OVERRIDE)
 #: these entries run in ComfyUI's process, around the model
 AROUND_THE_MODEL = ("wrappers", "callbacks")
+#: these hold objects of ComfyUI's own (as of 0.33) that only code around the model reads: the holder of EasyCache and LazyCache,
+#: and the context window of this forward (WanAnimate2 alone looks for it inside the model, and has no plan)
+READ_AROUND_THE_MODEL = ("easycache", "context_window")
 
 
 def name_of(function: Any) -> str:

@@ -41,10 +41,6 @@ class ModelShape:
         """Width of attention, heads * head_dim."""
         return self.heads * self.head_dim
 
-    def flops(self, tokens: int) -> float:
-        """FLOP of one forward with one conditioning."""
-        return self.blocks * (tokens * self.linear_flops + 4.0 * tokens**2 * self.width)
-
 
 @dataclass(frozen=True)
 class MeasuredRates:

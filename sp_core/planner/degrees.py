@@ -77,8 +77,12 @@ def check_requested(requested: RequestedDegrees, world_size: int) -> None:
     """Refuse what ``world_size`` devices cannot do.
 
     Raises:
-        SPError: there is no such layout of tokens, or no degrees agree; the message names the nearest that are possible.
+        SPError: there is no such layout of tokens, a degree is no number of devices, or no degrees agree; the message then names
+            the nearest that are possible.
     """
+    for name, value in (("cfg_split", requested.cfg), ("ring", requested.ring), ("ulysses", requested.ulysses)):
+        if not isinstance(value, int) or value < 0:
+            raise SPError(f"'{value}' is no value for {name}: it is a number of devices, and 0 leaves it to the planner")
     if requested.layout not in LAYOUTS:
         raise SPError(f"'{requested.layout}' is no layout; there are {', '.join(LAYOUTS)}")
     if not matching(requested, world_size):

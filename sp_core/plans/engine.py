@@ -24,8 +24,9 @@ from ..layout import FlatLayout, SequenceLayout
 from .arguments import Arguments, parameter_names
 from .forward_state import Escaped, ForwardState, ShardRule
 from .host_functions import HostFunctions
-from .override import HeldMask, mark
+from .override import OVERRIDE, HeldMask, mark
 from .plan import Attention, Blocks, HookPoint, SequencePlan
+from .whole import Foreign, WholeData
 
 #: (block, blocks in all): called before each block; may raise to stop the forward
 EnterBlock = Callable[[int, int], None]
@@ -51,6 +52,7 @@ class Engine:
         layout: "auto" leaves the layout to the plan; "flat" and "tiles" are the user's word.
         inputs: the forward's arguments by name; the shape of its ``x`` tells a plan the token grid.
         host: ComfyUI's attention functions, for plans and calls that need them.
+        foreign: code of other packs inside the model, which gets whole data.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class Engine:
         layout: str = "auto",
         inputs: Mapping[str, Any] | None = None,
         host: HostFunctions | None = None,
+        foreign: Foreign | None = None,
     ) -> None:
         self.plan = plan
         self.sequence = SequenceGroup.flat(sequence) if isinstance(sequence, Transport) else sequence
         self._enter_block = enter_block or (lambda block, blocks: None)
         self._wanted, self._inputs = layout, inputs or {}
         self._host = host or HostFunctions()
+        self._foreign = foreign or Foreign()
 
     @contextlib.contextmanager
     def installed(self, model: nn.Module) -> Iterator[ForwardState]:
@@ -80,13 +84,53 @@ class Engine:
                 self._hook_block(target, blocks, block, index, len(modules))
             for point in self.plan.hook_points:
                 self._hook_point(target, point)
+            self._give_whole_data(target)
             yield state
 
+    def _give_whole_data(self, target: _Target) -> None:
+        """Replaced forwards get all tokens. Hooks run around them, as they do around the model's own."""
+        whole = WholeData(target.state, self.sequence, self._host)
+        items = {id(block): blocks for blocks in self.plan.blocks for block in blocks.of(target.model)}
+        for path, name in self._foreign.modules.items():
+            module = target.model.get_submodule(path)
+            blocks = items.get(id(module))
+            item = None if blocks is None else blocks.item_of_output
+            _put(module, "forward", whole.wrapped(module.forward, name, self.plan.blocks[0].dim, item), target.undo)
+            target.state.foreign.add(id(module))
+
     def adapted(self, options: dict[str, Any], state: ForwardState) -> dict[str, Any]:
-        """Transformer options whose patches between blocks see all tokens: these are gathered for them."""
-        patches = options.get("patches") or {}
-        adapted = {kind: [self._with_all_tokens(patch, state) for patch in patches[kind]] for kind in self.plan.between if kind in patches}
-        return {**options, "patches": {**patches, **adapted}} if adapted else options
+        """Transformer options whose code of other packs sees whole data."""
+        whole, name = WholeData(state, self.sequence, self._host), self._foreign.name
+        adapted = dict(options)
+        if "patches" in options:
+            adapted["patches"] = {kind: self._patches(kind, patches, whole) for kind, patches in options["patches"].items()}
+        if "patches_replace" in options:
+            adapted["patches_replace"] = {
+                kind: {place: self._replacement(kind, place, function, whole) for place, function in places.items()}
+                for kind, places in options["patches_replace"].items()
+            }
+        if (override := options.get(OVERRIDE)) is not None and (known := name(OVERRIDE, override)) is not None:
+            adapted[OVERRIDE] = whole.override(override, known)
+        return adapted
+
+    def _patches(self, kind: str, patches: list[Any], whole: WholeData) -> list[Any]:
+        if kind in self.plan.between:
+            return [self._with_all_tokens(patch, whole.state) for patch in patches]
+        names = [self._foreign.name(f"patches.{kind}", patch) for patch in patches]
+        return [
+            patch if name is None else whole.wrapped(patch, name, self.plan.blocks[0].dim)
+            for patch, name in zip(patches, names, strict=True)
+        ]
+
+    def _replacement(self, kind: str, place: Any, function: Any, whole: WholeData) -> Any:
+        name = self._foreign.name(f"patches_replace.{kind}.{place}", function)
+        if name is None:
+            return function
+        if kind != "dit":
+            return whole.wrapped(function, name, self.plan.blocks[0].dim)
+        in_stream = [blocks for blocks in self.plan.blocks if blocks.replicated is not None and blocks.replicated.in_stream]
+        single = isinstance(place, tuple) and place[0] == "single_block" and bool(in_stream)
+        return whole.block(function, name, in_stream[0] if single else self.plan.blocks[0])
 
     def _with_all_tokens(
         self, patch: Callable[[dict[str, Any]], dict[str, Any]], state: ForwardState
@@ -107,6 +151,8 @@ class Engine:
 
         def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Hooked:
             self._enter_block(index, count)
+            if state.whole:
+                return None
             call = Arguments(names, args, kwargs)
             first = not state.decided
             if first:
@@ -115,15 +161,18 @@ class Engine:
                 return None
             self._shard_stream(blocks, call, state, first)
             self._shard(call, blocks.shard, state)
-            state.attended = 0
+            state.attended = state.self_attended = 0
             return tuple(call.args), call.kwargs
 
         def after(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
             if not state.split:
                 return None
+            if state.whole:
+                state.gathered = index == count - 1 and self.plan.gather_early(self._inputs)
+                return None
             options = Arguments(names, args, kwargs).get("transformer_options") or {}
             expected = any(not attention.skipped(options) for attention in blocks.attentions if attention.kind != "replicated_queries")
-            if expected and not self.plan.skips_stream(options) and not state.attended:
+            if expected and not self.plan.skips_stream(options) and not state.self_attended and id(block) not in state.foreign:
                 raise Escaped(f"Block {index}")
             if index == count - 1 and self.plan.gather_early(self._inputs):
                 return self._gather_stream(blocks, output, state)
@@ -193,7 +242,7 @@ class Engine:
         attended: list[int] = []
 
         def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Hooked:
-            if not state.split:
+            if not state.split or state.whole:
                 return None
             call = Arguments(names, args, kwargs)
             self._hold_mask(module, attention, call)
@@ -203,7 +252,11 @@ class Engine:
             return tuple(call.args), call.kwargs
 
         def after(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-            if not state.split:
+            if not state.split or state.whole:
+                return
+            if id(module) in state.foreign:
+                state.self_attended += attention.kind != "replicated_queries"
+                attended.pop()
                 return
             options = Arguments(names, args, kwargs).get("transformer_options") or {}
             if state.attended == attended.pop() and not attention.skipped(options):
@@ -260,7 +313,6 @@ class Engine:
 
     def _wrap_method(self, owner: nn.Module, name: str, method: Callable[..., Any], point: HookPoint, target: _Target) -> None:
         state, names = target.state, parameter_names(getattr(type(owner), name))
-        had = owner.__dict__.get(name)
 
         @functools.wraps(method)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -270,11 +322,7 @@ class Engine:
             self._shard(call, point.shard, state)
             return method(*call.args, **call.kwargs)
 
-        owner.__dict__[name] = wrapped
-        if had is None:
-            target.undo.callback(owner.__dict__.pop, name, None)
-        else:
-            target.undo.callback(owner.__dict__.__setitem__, name, had)
+        _put(owner, name, wrapped, target.undo)
 
     def _shard(self, call: Arguments, rules: Mapping[str, ShardRule], state: ForwardState) -> None:
         for name, rule in rules.items():
@@ -308,3 +356,13 @@ class Engine:
         """All ranks' tokens in raster order, (B, T, C)."""
         state.expect_local(tokens_BtC)
         return state.layout.restore(self.sequence.all_ranks.all_gather_tokens(tokens_BtC.contiguous(), state.layout.counts), 1)
+
+
+def _put(owner: nn.Module, name: str, function: Callable[..., Any], undo: contextlib.ExitStack) -> None:
+    """``function`` in the place of a method of ``owner``, until ``undo`` closes."""
+    had = owner.__dict__.get(name)
+    owner.__dict__[name] = function
+    if had is None:
+        undo.callback(owner.__dict__.pop, name, None)
+    else:
+        undo.callback(owner.__dict__.__setitem__, name, had)

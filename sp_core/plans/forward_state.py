@@ -40,10 +40,19 @@ class ForwardState:
         self.gathered = False
         #: how often attention has exchanged since the current block began
         self.attended = 0
+        #: how many of these were self-attention: queries of this rank's tokens
+        self.self_attended = 0
+        #: code of another pack computes on all tokens at this moment, and nothing exchanges
+        self.whole = False
+        #: ids of the modules whose forward is another pack's
+        self.foreign: set[int] = set()
+        #: names of the code that got whole data in this forward
+        self.got_whole: list[str] = []
         #: tokens (text) that every rank holds in full; in joint attention they stand before the rank's own
         self.replicated_tokens = 0
         # keyed by identity; the value is kept alive so that its id stays its own
         self._sharded: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self._originals: dict[int, tuple[Any, Any]] = {}
 
     @property
     def layout(self) -> SequenceLayout:
@@ -99,7 +108,19 @@ class ForwardState:
         known = self._sharded.get(key)
         if known is None:
             known = self._sharded[key] = (value, rule(value, self))
+            if not isinstance(known[1], (int, float)):  # equal numbers can be one object
+                self._originals[id(known[1])] = known
         return known[1]
+
+    def original(self, value: Any) -> Any:
+        """What ``value`` was before a rule took this rank's part of it; ``value`` itself where none did."""
+        known = self._originals.get(id(value))
+        return value if known is None else known[0]
+
+    def note_whole(self, name: str) -> None:
+        """Code of this name got whole data."""
+        if name not in self.got_whole:
+            self.got_whole.append(name)
 
     def check(self) -> None:
         """To be called after the forward.

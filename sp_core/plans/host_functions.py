@@ -15,6 +15,10 @@ def _not_handed_in(*args: Any, **kwargs: Any) -> Tensor:
     raise SPError("an attention of ComfyUI was needed, but the engine was made without ComfyUI's functions (HostFunctions)")
 
 
+def _never_swapped() -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class HostFunctions:
     """ComfyUI's own attention functions. A field that was not handed in raises SPError when it is called."""
@@ -23,3 +27,5 @@ class HostFunctions:
     optimized_attention: Callable[..., Tensor] = _not_handed_in
     #: LTX: (q, k, v, heads, mask, attn_precision, transformer_options) -> out, for a mask object that speaks of guide frames
     guide_mask_attention: Callable[..., Tensor] = _not_handed_in
+    #: another function has taken the place of ComfyUI's attention since this object was made
+    is_swapped: Callable[[], bool] = _never_swapped

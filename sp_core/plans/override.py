@@ -11,7 +11,7 @@ h this rank's heads, D head_dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,19 @@ class HeldMask:
     in_raster: bool = False
 
 
+@dataclass(frozen=True)
+class WholeOverride:
+    """Another node's override that nobody knows to keep heads and tokens apart, see :mod:`.whole`."""
+
+    users: Callable[..., Tensor]
+    name: str
+    #: where the call site does not exchange
+    call: Callable[..., Tensor]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.call(*args, **kwargs)
+
+
 class ExchangedAttention:
     """``override(function, q, k, v, heads, ...)`` of one call site in one forward.
 
@@ -56,11 +69,17 @@ class ExchangedAttention:
         self.options = dict(options)
         #: the override of another node, which computes the local attention
         self.users = self.options.get(OVERRIDE)
+        #: its name where it has to get all heads
+        self.whole: str | None = None
+        if isinstance(found := self.users, WholeOverride):
+            self.users, self.whole = found.users, found.name
+            self.options[OVERRIDE] = found.users
 
     def __call__(
         self, function: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Any = None, **kwargs: Any
     ) -> Tensor:
         self.state.attended += 1
+        self.state.self_attended += self.kind != "replicated_queries"
         heads_first = kwargs.pop("skip_reshape", False)
         keep_heads_first = kwargs.pop("skip_output_reshape", False)
         if heads_first:
@@ -70,7 +89,12 @@ class ExchangedAttention:
         if kwargs.pop("enable_gqa", False) or k.size(2) != q.size(2):
             # grouped heads need not fall together with head shards
             k, v = (x.repeat_interleave(q.size(2) // x.size(2), dim=2) for x in (k, v))
-        out_BtHD = self._exchanged(q, k, v, mask, kwargs.get("scale"), lambda *local: self._local(function, kwargs, *local))
+
+        def local(*tensors: Any) -> Tensor:
+            return self._local(function, kwargs, *tensors)
+
+        exchanged = self._exchanged if self.whole is None or self.sequence.ring is not None else self._on_all_heads
+        out_BtHD = exchanged(q, k, v, mask, kwargs.get("scale"), local)
         return rearrange(out_BtHD, "B t H D -> B H t D" if keep_heads_first else "B t H D -> B t (H D)")
 
     def container_function(self, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -91,6 +115,26 @@ class ExchangedAttention:
         if held is not None:
             return self.sequence.attention(q_BtHD, k_BtHD, v_BtHD, counts, self._with_held_mask(held, local))
         return self.sequence.attention(q_BtHD, k_BtHD, v_BtHD, counts, local, mask=self._in_rank_order(mask), scale=scale)
+
+    def _on_all_heads(self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Local) -> Tensor:
+        """All heads of all tokens on every rank, in the model's order, so that the mask fits as it came."""
+        assert self.whole is not None
+        state, layout = self.state, self.state.layout
+        state.note_whole(self.whole)
+        n = state.replicated_tokens if self.kind == "joint" else 0
+
+        def all_tokens(x_BtHD: Tensor) -> Tensor:
+            own = x_BtHD[:, n:].contiguous()
+            gathered = layout.restore(self.sequence.all_ranks.all_gather_tokens(own, layout.counts), 1)
+            return torch.cat([x_BtHD[:, :n], gathered], dim=1) if n else gathered
+
+        q = q_BtHD if self.kind == "replicated_queries" else all_tokens(q_BtHD)
+        if isinstance(mask, HeldMask):
+            mask = replace(mask, mask=state.original(mask.mask))
+        out = local(q, all_tokens(k_BtHD), all_tokens(v_BtHD), *(() if mask is None else (mask,)))
+        if self.kind == "replicated_queries":
+            return out
+        return torch.cat([out[:, :n], state.shard(out[:, n:])], dim=1) if n else state.shard(out)
 
     def _with_held_mask(self, held: HeldMask, local: Local) -> Local:
         """Local attention by a mask object, on tokens in the order that the object counts them in."""

@@ -123,6 +123,13 @@ class Blocks:
     #: these blocks have a stream of their own beside the main one, and each new one arrives with all T tokens (VACE's control videos)
     own_stream: bool = False
 
+    @property
+    def item_of_output(self) -> int | None:
+        """Which item of a block's output has the tokens, where it is a tuple of these and of replicated ones."""
+        if self.stream_item is None and self.replicated is not None and self.replicated.argument is not None:
+            return 0
+        return self.stream_item
+
     def of(self, model: nn.Module) -> list[nn.Module]:
         return list(model.get_submodule(self.path))  # type: ignore[call-overload]
 

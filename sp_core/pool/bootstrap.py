@@ -31,10 +31,14 @@ def load_package() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this file's own folder
+    if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+        sys.path.pop(0)  # an interpreter that runs isolated has not put it there
     load_package()
     config = json.loads(Path(sys.argv[1]).read_text())
     rank = int(sys.argv[2])
+    from sp_core.pool.orphaned import leave_with
+
+    leave_with(config["parent"], Path(config["directory"]))
     if config["before_torch"]:
         module_name, function = config["before_torch"].split(":")
         getattr(importlib.import_module(module_name), function)(config["service_options"])

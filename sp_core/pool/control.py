@@ -1,7 +1,7 @@
 """Control plane: a gloo group of the coordinator (rank 0) and the workers (rank r + 1).
 
 The group is made from its class, not through ``init_process_group``, which would take the
-UI process's default group: other extensions use that. Rendezvous is a file in the pool's private
+default group of ComfyUI's process: other extensions use that. Rendezvous is a file in the pool's private
 directory and the sockets are loopback ones, so nothing is reachable from outside.
 Frames are four int64; the body that they announce lies in the sender's :class:`SharedBuffer`.
 """

@@ -24,7 +24,7 @@ class WorkerDevice:
         return f"{self.kind}:{self.index}"
 
     def is_on(self, device: torch.device) -> bool:
-        """The worker computes on this device of the UI process; all CPU workers share the CPU."""
+        """The worker computes on this device of ComfyUI's process; all CPU workers share the CPU."""
         return self.kind == device.type and (self.kind == "cpu" or self.index == (device.index or 0))
 
 

@@ -2,7 +2,7 @@
 
 Each worker leads a session of its own: Ctrl-C in the coordinator's terminal does not reach it, so that the coordinator
 ends it in order, and a kill of its process group takes along what it started. When the coordinator is gone, a worker
-leaves by itself, see :mod:`.worker`. Torch's own launcher is for programs that own their process: it takes over the
+leaves by itself, see :mod:`.orphaned`. Torch's own launcher is for programs that own their process: it takes over the
 signals of the process that it is used in.
 """
 
@@ -28,6 +28,7 @@ from typing import Any
 from ..errors import SPError
 from .console import Console
 from .devices import WorkerDevice, visible_devices_environment
+from .owner_lock import OwnerLock, OwnerWatch
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 TRACE_S = 0.5
 #: a process that was killed is gone in this time, unless the system holds it
 KILL_S = 5.0
+#: a directory gets its lock in this time
+LOCK_S = 60.0
 #: less free disk than this for logs and rendezvous files, and starting makes no sense
 ROOM_BYTES = 4 << 20
 
@@ -56,7 +59,7 @@ class Workers:
     def __init__(self, devices: Sequence[WorkerDevice], service: ServiceSpec) -> None:
         self.devices = tuple(devices)
         remove_stale_directories()
-        self.directory = _private_directory()
+        self.directory, self._lock = _private_directory()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._console: Console | None = None
         self._spec = service
@@ -93,7 +96,8 @@ class Workers:
         self._console = Console({rank: self._log_files(rank) for rank in ranks})
 
     def _start_rank(self, rank: int, config: Path) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-u", str(Path(__file__).with_name("bootstrap.py")), str(config), str(rank)]
+        bootstrap = str(Path(__file__).with_name("bootstrap.py"))
+        command = [sys.executable, *_interpreter_flags(), "-u", bootstrap, str(config), str(rank)]
         with contextlib.ExitStack() as files:
             with _readable(self.directory):
                 out, err = (files.enter_context(path.open("wb")) for path in self._log_files(rank))
@@ -102,10 +106,7 @@ class Workers:
                     command, env={**os.environ, **self._environment(rank)}, stdout=out, stderr=err, start_new_session=True
                 )
             except OSError as error:
-                raise SPError(
-                    f"The worker of rank {rank} cannot be started ({error.strerror or error}). "
-                    "Close other programs, or raise this user's limit of processes and memory, and queue again"
-                ) from error
+                raise SPError(f"The worker of rank {rank} cannot be started ({error.strerror or error}). {_way_out(error)}") from error
 
     def _log_files(self, rank: int) -> tuple[Path, Path]:
         return self.directory / f"rank{rank}.out", self.directory / f"rank{rank}.err"
@@ -120,10 +121,11 @@ class Workers:
             "PYTHONUNBUFFERED": "1",
             **visible_devices_environment(device),
         }
-        if device.kind == "cpu":
-            threads = max(1, (os.cpu_count() or 1) // len(self.devices))
-            environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        return environment
+        # Workers of other devices compute on the CPU too: a LoRA is merged there when the weights are not on the device.
+        threads = str(max(1, (os.cpu_count() or 1) // len(self.devices)))
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+        kept = {} if device.kind == "cpu" else os.environ  # what the user has set for ComfyUI holds beside a GPU
+        return environment | {name: kept.get(name, threads) for name in names}
 
     def last_words(self, rank: int, lines: int = 1) -> str:
         """The end of what the rank wrote to its error stream."""
@@ -194,10 +196,11 @@ class Workers:
 
     def remove_directory(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
+        self._lock.release()
 
 
-def _private_directory() -> Path:
-    """A new directory that only this user can enter.
+def _private_directory() -> tuple[Path, OwnerLock]:
+    """A new directory that only this user can enter, and the lock that says whose it is.
 
     Raises:
         SPError: there is no room for one.
@@ -208,7 +211,8 @@ def _private_directory() -> Path:
         if free < ROOM_BYTES:
             raise OSError(errno.ENOSPC, f"only {free >> 10} KB are free")
         # mkdtemp makes it 0700
-        return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        return directory, OwnerLock(directory)
 
 
 @contextlib.contextmanager
@@ -223,16 +227,44 @@ def _readable(place: Path) -> Iterator[None]:
         ) from error
 
 
+def _interpreter_flags() -> list[str]:
+    """The flags that this process's interpreter was started with (-s, -I, -X ...): they say which packages it finds."""
+    return subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+
+
+def _way_out(error: OSError) -> str:
+    """What a person can do about a process that the system did not start."""
+    if error.filename == sys.executable:
+        return f"Python is not at {sys.executable} any more, or may not be run. Restart ComfyUI and queue again"
+    return "Close other programs, or raise this user's limit of processes and memory, and queue again"
+
+
 def _loopback_interface() -> str:
     return "lo0" if sys.platform == "darwin" else "lo"
 
 
 def remove_stale_directories() -> None:
-    """Remove directories of pools whose process is gone (it was killed)."""
+    """Remove directories of pools whose process is gone: it was killed, or replaced by another program."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         with contextlib.suppress(ValueError, OSError):
-            if path.stat().st_uid == os.getuid() and not _alive(int(path.name.removeprefix(_PREFIX).split("-")[0])):
+            if path.stat().st_uid == os.getuid() and _is_stale(path):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_stale(directory: Path) -> bool:
+    """Nobody holds its lock; where there is none (the file system has no locks), the process that its name tells is gone.
+
+    Raises:
+        ValueError: it is no directory of a pool.
+        OSError: it is gone.
+    """
+    pid = int(directory.name.removeprefix(_PREFIX).split("-")[0])
+    watch = OwnerWatch(directory)
+    there = watch.owner_is_there()
+    watch.close()
+    if there is not None:
+        return not there
+    return time.time() - directory.stat().st_mtime > LOCK_S and not _alive(pid)
 
 
 def _alive(pid: int) -> bool:

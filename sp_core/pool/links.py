@@ -122,4 +122,9 @@ class Links:
         return WorkerDied(rank, how, self._workers.keep_log(rank))
 
     def close(self) -> None:
-        self._closed, self._control = True, None
+        """Hear no more, and let go of the pool: with a reference back to it, its memory would stay until Python looks for circles."""
+        self._closed, self._control, self._lost = True, None, _nobody_to_tell
+
+
+def _nobody_to_tell(rank: int) -> None:
+    """The pool that wanted to hear of a lost rank has ended."""

@@ -66,13 +66,15 @@ class Request:
         """
         self._start_clocks()
         while self.late:
+            # Before the look at what arrived: a rank that ended is told as such, however long this process was held up.
+            given_up = self._is_given_up()
             for rank, frame in incoming():
                 self._take(rank, frame)
             if cancels is not None and self._cancelled is None and cancels():
                 self._shared_state.cancel(self.number)
                 self._cancelled = time.monotonic()
             self._look_for_progress()
-            if not self.late or self._is_given_up():
+            if not self.late or given_up:
                 break
             self._leave_if_cancelled()
             self._refuse_standstill()

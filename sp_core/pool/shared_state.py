@@ -1,10 +1,11 @@
 """A page of memory that all processes of a pool share, for what cannot wait for a message.
 
 The coordinator asks for a cancel here, every rank shows how far it is, and the leader
-(rank 0) says how far everybody may go. A rank enters block ``n`` of request ``r`` only
-after the leader entered it, so a cancel that the leader saw stops all ranks at the same
-block, without a collective that a dead rank could block. Ranks wait for each other in
-every block anyway, for their exchange, so waiting for the leader costs nothing extra.
+(rank 0) says how far everybody may go. A rank enters its ``n``-th block of request ``r``
+only after the leader entered its own ``n``-th, so a cancel that the leader saw stops all
+ranks at the same block, without a collective that a dead rank could block. Ranks wait for
+each other in every block anyway, for their exchange, so waiting for the leader costs
+nothing extra. Blocks are counted as they are called: a model may call them in any order.
 """
 
 from __future__ import annotations
@@ -138,15 +139,18 @@ class SharedState:
     def aborted(self, request: int) -> bool:
         return self.header.aborted_request == request
 
-    def enter_block(self, rank: int, request: int, block: int, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Called by every rank before block ``block``; returns when the leader has entered it.
+    def enter_block(self, rank: int, request: int, call: int, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Called by every rank before each block; returns when the leader has entered the same one.
+
+        Args:
+            call: how many blocks the rank has entered before in this request, so it grows by one with each.
 
         Raises:
             Cancelled: on every rank at the same block.
             PeerFailed: another rank failed in this request.
         """
-        # Blocks fit 20 bits, so one word orders all blocks of all requests.
-        ticket = (request << 20) | (block + 1)
+        # Calls of blocks fit 20 bits, so one word orders those of all requests.
+        ticket = (request << 20) | (call + 1)
         if rank == 0:
             if self.cancelled(request):
                 self.header.leader_stopped = ticket

@@ -1,7 +1,7 @@
 """The worker process: joins the groups, then answers one request after another.
 
 A worker leaves when the coordinator says so, when the control group breaks, or when the
-process that started it is gone, whatever it is doing at that moment.
+process that started it is gone, whatever it is doing at that moment (:mod:`.orphaned`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ import faulthandler
 import importlib
 import logging
 import os
-import shutil
 import signal
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +25,7 @@ import torch.distributed as dist
 from . import wire
 from .control import ControlGroup, Frame
 from .errors import Cancelled, PeerFailed
+from .orphaned import leave_orphaned
 from .protocol import GROUP_TIMEOUT, Op, ReplyStatus
 from .run_ahead import RunAheadLimit
 from .shared_buffer import SharedBuffer
@@ -47,21 +45,33 @@ class WorkerContext:
     directory: Path
     run_ahead: RunAheadLimit
     request: int = 0
+    #: blocks that this rank has entered in this request
+    blocks_entered: int = 0
 
     @property
     def own_state(self) -> RankState:
         """What this rank shows of itself to all processes."""
         return self.shared_state.ranks[self.rank]
 
+    def begin(self, request: int) -> None:
+        """The rank starts on a request."""
+        self.request, self.blocks_entered = request, 0
+        self.own_state.begin()
+
     def show(self, phase: Phase, block: int = 0, blocks: int = 0) -> None:
         self.own_state.show(phase, block, blocks)
 
     def enter_block(self, block: int, blocks: int) -> None:
-        """Between two blocks: show progress; raises Cancelled on every rank at the same block."""
+        """Between two blocks: show progress; raises Cancelled on every rank at the same block.
+
+        Args:
+            block, blocks: which block of how many; a model may call them in any order.
+        """
         self.run_ahead.wait_before_block()
         self.show(Phase.COMPUTING, block, blocks)
         self.enter_collective()
-        self.shared_state.enter_block(self.rank, self.request, block)
+        self.shared_state.enter_block(self.rank, self.request, self.blocks_entered)
+        self.blocks_entered += 1
 
     def enter_collective(self) -> None:
         """Say that this rank is about to wait for the others: who keeps them waiting is then known."""
@@ -87,7 +97,6 @@ class Service(Protocol):
 def run(config: dict[str, Any], rank: int) -> None:
     """Life of a worker process."""
     directory = Path(config["directory"])
-    _leave_with(config["parent"], directory)
     if hasattr(signal, "SIGUSR1"):
         # The coordinator sends this signal to a rank that stands still, to learn where it stands.
         faulthandler.register(signal.SIGUSR1)
@@ -142,18 +151,17 @@ class _Worker:
             try:
                 frame = self.control.receive(0)
             except RuntimeError:
-                _leave_orphaned(self.context.directory)
+                leave_orphaned(self.context.directory)
             if frame.op == Op.SHUTDOWN:
                 _leave()
-            self.context.request = frame.request
-            self.context.own_state.begin()
+            self.context.begin(frame.request)
             reply, status = self._answer(frame)
             self.context.show(Phase.IDLE)
             answer = _write(self.replies, Frame(status, frame.request), reply)
             try:
                 self.control.send(0, answer)
             except RuntimeError:
-                _leave_orphaned(self.context.directory)
+                leave_orphaned(self.context.directory)
 
     def _answer(self, frame: Frame) -> tuple[wire.Encoded, ReplyStatus]:
         try:
@@ -230,20 +238,3 @@ def _leave() -> None:
     sys.stderr.flush()
     # Python's own end would wait for threads of ComfyUI that may still run, and nothing is left to save.
     os._exit(0)
-
-
-def _leave_orphaned(directory: Path) -> None:
-    """The coordinator is gone, so the workers remove the private directory."""
-    shutil.rmtree(directory, ignore_errors=True)
-    os._exit(1)
-
-
-def _leave_with(parent: int, directory: Path) -> None:
-    """Leave as soon as the process that started this one is gone, even in the middle of a step."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        _leave_orphaned(directory)
-
-    threading.Thread(target=watch, name="sp-parent-watch", daemon=True).start()

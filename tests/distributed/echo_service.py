@@ -58,7 +58,9 @@ class EchoService:
                 self.context.enter_block(block, body["blocks"])
                 if rank == 0:
                     self.last = block
-                time.sleep(body["seconds"])
+                while "until" in body and not os.path.exists(body["until"]):
+                    time.sleep(0.01)
+                time.sleep(body.get("seconds", 0))
                 # a rank that ran ahead or stopped early would hang here
                 dist.barrier()
             return "finished"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.ranks import run_ranks
+from distributed.ranks import RankPools
 
 import sp_core
 from sp_core.parallel.mesh import Meshes
@@ -72,24 +74,29 @@ def frame_wise_gather(rank: int, world_size: int) -> None:
     assert whole.flatten().tolist() == VECTORS["gather_cp_1d_frames2_S3_cp2_input_rank_r=100r+arange(6)"]
 
 
-def every_vector(rank: int, world_size: int) -> None:
-    split_and_gather(rank, world_size)
-    if f"split_cp{world_size}" in VECTORS["backward"]:
-        gradients(rank, world_size)
-    if world_size == 2:
-        frame_wise_gather(rank, world_size)
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
-def test_split_exchange_gather_and_gradients_are_the_references(world_size: int) -> None:
-    run_ranks(world_size, every_vector)
+def test_split_exchange_and_gather_are_the_references(ranks: RankPools, world_size: int) -> None:
+    ranks.call(world_size, split_and_gather)
 
 
-def meshes_and_refusals(rank: int, world_size: int) -> None:
-    # several layouts in one process, in use by turns
-    meshes = Meshes()
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_gradients_are_the_references(ranks: RankPools, world_size: int) -> None:
+    ranks.call(world_size, gradients)
+
+
+def test_gather_inside_each_frame_is_the_references(ranks: RankPools) -> None:
+    ranks.call(2, frame_wise_gather)
+
+
+@functools.cache
+def meshes() -> Meshes:
+    """Those of this rank: their groups stay from test to test."""
+    return Meshes()
+
+
+def check_meshes_in_turns(rank: int, world_size: int) -> None:
     for cp in (2, 4, 2, 1):
-        mesh = sp_core.init_context_parallel(cp, meshes=meshes)
+        mesh = sp_core.init_context_parallel(cp, meshes=meshes())
         assert (mesh.dp.rank, mesh.cp.rank) == divmod(rank, cp)
         for vector in VECTORS["mesh"].get(f"world4_cp{cp}", []):
             if vector["rank"] == rank:
@@ -99,32 +106,83 @@ def meshes_and_refusals(rank: int, world_size: int) -> None:
         assert value.item() == rank // cp * cp
         dist.all_reduce(value, group=mesh.dp.group)
         assert value.item() == sum(other // cp * cp for other in mesh.dp.ranks)
-    assert meshes.build(dp=2, ulysses=2).cp.group is meshes.build(dp=2, ulysses=2).cp.group
-    assert sp_core.cp_broadcast(torch.tensor([rank]), meshes.build(dp=2, ulysses=2), 1).item() == rank // 2 * 2 + 1
+    mesh = meshes().build(dp=2, ulysses=2)
+    assert mesh.cp.group is meshes().build(dp=2, ulysses=2).cp.group
+    assert sp_core.cp_broadcast(torch.tensor([rank]), mesh, 1).item() == rank // 2 * 2 + 1
 
-    mesh = meshes.build(ulysses=4)
-    x = torch.zeros(1, 2, 3, 8, 1)
-    for call, text in (
-        (lambda: sp_core.init_context_parallel(3), "world of 4 ranks cannot be divided by context_parallel_size 3"),
-        (lambda: sp_core.init_context_parallel(2, rank + 1), f"global_rank {rank + 1} was given"),
-        (lambda: meshes.build(dp=2, ring=3), "dp 2 x ring 3 x Ulysses 1 does not fit a world of 4 ranks"),
-        # the reference's error vectors: h, w, mismatch, same, gshape, gW
-        (lambda: sp_core.split_tensor_in_cp_2d(x, (2, 3), (2, 2), mesh), r"height \(dim 2\) is 3 tokens .* split 2"),
-        (lambda: sp_core.split_tensor_in_cp_2d(x.transpose(2, 3), (2, 3), (2, 2), mesh), r"width \(dim 3\) is 3 tokens .* split 2"),
-        (lambda: sp_core.split_tensor_in_cp_2d(x, (2, 3), (1, 2), mesh), "1 x 2 tiles is not the context-parallel degree 4"),
-        (lambda: sp_core.split_cp_2d(x, (3, 3), (2, 2), mesh), "cannot both be dim 3"),
-        (lambda: sp_core.gather_cp_2d(torch.zeros(1, 7, 1), (2, 4, 4), (2, 2), mesh), "dim 1 should hold 8 tokens"),
-        (lambda: sp_core.gather_cp_2d(torch.zeros(1, 6, 1), (2, 4, 3), (2, 2), mesh), r"width \(dim 2\) is 3 tokens"),
-        (lambda: sp_core.cp_broadcast(x, mesh, 4), "cp_index 4 is outside"),
-        (lambda: sp_core.send_recv_heads(torch.zeros(1, 3, 8, 1), token_counts=[2] * 4), "was to bring 2"),
-        (lambda: sp_core.send_recv_heads(torch.zeros(1, 2, 8, 1), token_counts=[2] * 3), "3 token counts .* 4 ranks"),
-        (lambda: sp_core.send_recv_heads(torch.zeros(1, 2, 8, 1), torch.zeros(1, 2, 7, 1), token_counts=[2] * 4), "one shape and dtype"),
-        (lambda: sp_core.gather_heads(torch.zeros(1, 8, 3, 1), num_heads=8, token_counts=[2] * 4), "owns 2 of 8 heads, but dim 2 has 3"),
-        (lambda: sp_core.gather_output_tokens(torch.zeros(1, 2, 1), [2] * 4, 9), "cannot unpad 8 gathered tokens to 9"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            call()
-    # what the reference cannot: 7 heads on 4 ranks, uneven shards, output trimmed and unpadded
+
+def test_meshes_are_used_in_turns(ranks: RankPools) -> None:
+    ranks.call(4, check_meshes_in_turns)
+
+
+def refused(name: str) -> Any:
+    """One wrong call on the mesh of four ranks."""
+    mesh, x = meshes().build(ulysses=4), torch.zeros(1, 2, 3, 8, 1)
+    match name:
+        case "cp does not divide the world":
+            return sp_core.init_context_parallel(3)
+        case "another rank":
+            return sp_core.init_context_parallel(2, dist.get_rank() + 1)
+        case "a mesh larger than the world":
+            return meshes().build(dp=2, ring=3)
+        case "height":
+            return sp_core.split_tensor_in_cp_2d(x, (2, 3), (2, 2), mesh)
+        case "width":
+            return sp_core.split_tensor_in_cp_2d(x.transpose(2, 3), (2, 3), (2, 2), mesh)
+        case "tiles that are not the degree":
+            return sp_core.split_tensor_in_cp_2d(x, (2, 3), (1, 2), mesh)
+        case "one dim twice":
+            return sp_core.split_cp_2d(x, (3, 3), (2, 2), mesh)
+        case "gathered shape":
+            return sp_core.gather_cp_2d(torch.zeros(1, 7, 1), (2, 4, 4), (2, 2), mesh)
+        case "gathered width":
+            return sp_core.gather_cp_2d(torch.zeros(1, 6, 1), (2, 4, 3), (2, 2), mesh)
+        case "source of a broadcast":
+            return sp_core.cp_broadcast(x, mesh, 4)
+        case "tokens":
+            return sp_core.send_recv_heads(torch.zeros(1, 3, 8, 1), token_counts=[2] * 4)
+        case "token counts":
+            return sp_core.send_recv_heads(torch.zeros(1, 2, 8, 1), token_counts=[2] * 3)
+        case "two shapes":
+            return sp_core.send_recv_heads(torch.zeros(1, 2, 8, 1), torch.zeros(1, 2, 7, 1), token_counts=[2] * 4)
+        case "heads":
+            return sp_core.gather_heads(torch.zeros(1, 8, 3, 1), num_heads=8, token_counts=[2] * 4)
+        case "unpadded to more":
+            return sp_core.gather_output_tokens(torch.zeros(1, 2, 1), [2] * 4, 9)
+    raise KeyError(name)
+
+
+REFUSALS = {
+    "cp does not divide the world": "world of 4 ranks cannot be divided by context_parallel_size 3",
+    "another rank": "global_rank NEXT was given",
+    "a mesh larger than the world": "dp 2 x ring 3 x Ulysses 1 does not fit a world of 4 ranks",
+    # those that the reference refuses too: h, w, mismatch, same, gshape, gW
+    "height": r"height \(dim 2\) is 3 tokens .* split 2",
+    "width": r"width \(dim 3\) is 3 tokens .* split 2",
+    "tiles that are not the degree": "1 x 2 tiles is not the context-parallel degree 4",
+    "one dim twice": "cannot both be dim 3",
+    "gathered shape": "dim 1 should hold 8 tokens",
+    "gathered width": r"width \(dim 2\) is 3 tokens",
+    "source of a broadcast": "cp_index 4 is outside",
+    "tokens": "was to bring 2",
+    "token counts": "3 token counts .* 4 ranks",
+    "two shapes": "one shape and dtype",
+    "heads": "owns 2 of 8 heads, but dim 2 has 3",
+    "unpadded to more": "cannot unpad 8 gathered tokens to 9",
+}
+
+
+def check_refusal(rank: int, world_size: int, name: str) -> None:
+    with pytest.raises(ValueError, match=REFUSALS[name].replace("NEXT", str(rank + 1))):
+        refused(name)
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals(ranks: RankPools, name: str) -> None:
+    ranks.call(4, check_refusal, name)
+
+
+def check_uneven(rank: int, world_size: int) -> None:
     counts = (3, 1, 2, 0)
     whole = torch.randint(0, 256, (2, 6, 7, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     start = sum(counts[:rank])
@@ -133,8 +191,8 @@ def meshes_and_refusals(rank: int, world_size: int) -> None:
     assert torch.equal(shard, whole[:, :, 2 * rank : 2 * rank + 2])
     assert torch.equal(sp_core.gather_heads(shard, num_heads=7, token_counts=counts), mine)
     assert torch.equal(sp_core.gather_output_tokens(mine, counts, 5), whole[:, :5])
-    meshes.close()
 
 
-def test_meshes_side_by_side_and_refusals() -> None:
-    run_ranks(4, meshes_and_refusals)
+def test_uneven_shards_which_the_reference_cannot(ranks: RankPools) -> None:
+    """7 heads on 4 ranks, one of them without tokens; the output is trimmed."""
+    ranks.call(4, check_uneven)

@@ -75,6 +75,63 @@ def the_executor_runs_a_part_of_a_graph_and_remembers_it() -> None:
 
 
 @probe
+def a_node_knows_which_member_of_a_list_it_gets() -> None:
+    from sp_core.host import comfy_api
+
+    expect(comfy_api.executing_list_index() is None, "there is an executing context where no node runs")
+    seen: list[Any] = []
+    _run_probe_node(lambda: seen.append(comfy_api.executing_list_index()))
+    expect(seen == [0], "get_executing_context().list_index no longer tells which call of a node this is")
+
+
+@probe
+def nodes_say_what_they_give() -> None:
+    from sp_core.host import comfy_api
+
+    expect(comfy_api.output_types("LoraLoader") == ("MODEL", "CLIP"), "RETURN_TYPES of a node class are no longer its outputs' types")
+
+
+@probe
+def what_was_computed_can_be_read_by_a_node() -> None:
+    from sp_core.host import comfy_api
+
+    expect(comfy_api.outputs_so_far()("a") is None, "there are outputs where no prompt runs")
+    seen: list[Any] = []
+    _run_probe_node(lambda: seen.append(comfy_api.outputs_so_far()("a")))
+    expect(
+        seen and seen[0] is not None and tuple(seen[0][0][0].shape) == (1, 8, 8, 3),
+        "execution.execute has no caches.outputs.get_local(node).outputs any more, so the workers would compute every value again",
+    )
+
+
+def _run_probe_node(work: Callable[[], Any]) -> None:
+    """Have the executor run ``work`` as a node that takes an image from another node."""
+    import torch
+
+    import nodes
+    from sp_core.host import comfy_api
+
+    class Probe:
+        INPUT_TYPES = classmethod(lambda cls: {"required": {"image": ("IMAGE",)}})
+        RETURN_TYPES = ("IMAGE",)
+        FUNCTION = "run"
+
+        def run(self, image: Any) -> tuple[Any]:
+            work()
+            return (image,)
+
+    nodes.NODE_CLASS_MAPPINGS["SPProbe"] = Probe
+    executor = comfy_api.make_executor(Server())
+    graph = {**IMAGE, "p": {"class_type": "SPProbe", "inputs": {"image": ["a", 0]}}}
+    try:
+        with torch.inference_mode():
+            executor.execute(graph, "probe", {}, ["p"])
+    finally:
+        del nodes.NODE_CLASS_MAPPINGS["SPProbe"]
+    expect(executor.success, f"a node of a class in NODE_CLASS_MAPPINGS failed: {executor.status_messages}")
+
+
+@probe
 def a_failed_graph_says_which_node() -> None:
     import torch
 
@@ -90,13 +147,36 @@ def a_failed_graph_says_which_node() -> None:
 
 
 @probe
+def running_prompts_are_known_and_a_server_can_be_made_for_packs() -> None:
+    from types import SimpleNamespace
+
+    import execution
+
+    from sp_core.host import comfy_api
+
+    instance = comfy_api.make_prompt_server()
+    import server
+
+    expect(server.PromptServer.instance is instance, "PromptServer() does not become PromptServer.instance")
+    expect(hasattr(instance, "routes") and instance.client_id is None, "PromptServer has no routes or client_id any more")
+    instance.send_sync("executing", {})
+    queue = instance.prompt_queue = execution.PromptQueue(SimpleNamespace(queue_updated=lambda: None))
+    queue.put((0, "four", {}, {}, []))
+    expect(comfy_api.running_prompts() == set(), "a prompt that waits counts as running")
+    queue.get()
+    expect(comfy_api.running_prompts() == {"four"}, "PromptQueue.currently_running does not have the prompt's id second")
+
+
+@probe
 def one_node_pack_can_be_loaded() -> None:
     import nodes
     from sp_core.host import comfy_api
 
     path = Path(comfy_api.host_root(), "comfy_extras", "nodes_model_advanced.py")
     expect(path.is_file(), "comfy_extras/nodes_model_advanced.py is gone")
-    expect(comfy_api.load_node_pack(str(path), "comfy_extras"), "nodes.load_custom_node(path, module_parent=...) does not load a file")
+    loaded = comfy_api.load_node_pack(str(path), "comfy_extras", {"ModelSamplingFlux"})
+    expect(loaded, "nodes.load_custom_node(path, module_parent=...) does not load a file")
+    expect("ModelSamplingFlux" not in nodes.NODE_CLASS_MAPPINGS, "nodes.load_custom_node(path, ignore, ...) ignores no class")
     expect("ModelSamplingSD3" in nodes.NODE_CLASS_MAPPINGS, "a loaded pack's nodes are not in NODE_CLASS_MAPPINGS")
     known = comfy_api.node_catalogue()
     expect(known.get("ModelSamplingSD3") == ("comfy_extras", str(path)), "RELATIVE_PYTHON_MODULE does not lead to the file")
@@ -153,13 +233,14 @@ def memory_management_asks_a_patched_model() -> None:
     import comfy.model_management as management
     import torch
 
-    from sp_core.host import comfy_api
+    from sp_core.host.worker import comfy_memory
 
     patcher, calls = _patcher()
     management.load_models_gpu([patcher])
     expect("partially_load" in calls, "load_models_gpu does not call ModelPatcher.partially_load")
     expect(
-        comfy_api.loaded_weights(torch.device("cpu")) >= 1 << 20, "current_loaded_models has no device and model_loaded_memory() any more"
+        comfy_memory.loaded_weights(torch.device("cpu")) >= 1 << 20,
+        "current_loaded_models has no device and model_loaded_memory() any more",
     )
     calls.clear()
     measured = management.get_free_memory
@@ -179,14 +260,14 @@ def one_model_can_be_unloaded() -> None:
     import comfy.model_management as management
     import torch
 
-    from sp_core.host import comfy_api
+    from sp_core.host.worker import comfy_memory
 
     patcher, calls = _patcher()
     management.load_models_gpu([patcher])
     calls.clear()
-    comfy_api.unload(patcher)
+    comfy_memory.unload(patcher)
     expect("detach" in calls, "unload_model_and_clones (or unload_all_models) does not detach the model")
-    expect(comfy_api.loaded_weights(torch.device("cpu")) == 0, "an unloaded model is still counted")
+    expect(comfy_memory.loaded_weights(torch.device("cpu")) == 0, "an unloaded model is still counted")
 
 
 @probe
@@ -197,12 +278,13 @@ def host_memory_is_shared_among_workers() -> None:
     import comfy.model_management as management
 
     from sp_core.host import comfy_api
+    from sp_core.host.worker import comfy_memory
 
     before = management.MAX_PINNED_MEMORY, comfy.memory_management.RAM_CACHE_HEADROOM
     try:
         for pinned, share in ((-1, -1), (8 << 30, 2 << 30)):
             management.MAX_PINNED_MEMORY = pinned
-            comfy_api.share_pinned_memory(4)
+            comfy_memory.share_pinned_memory(4)
             expect(share == management.MAX_PINNED_MEMORY, f"{pinned} bytes to pin became {management.MAX_PINNED_MEMORY} for one of four")
         executor = comfy_api.make_executor(Server())
         for run in (
@@ -250,8 +332,9 @@ def free_memory_of_a_device_has_a_part_of_torchs() -> None:
     import torch
 
     from sp_core.host import comfy_api
+    from sp_core.host.worker import comfy_memory
 
-    expect(comfy_api.spare_memory(_patcher()[0]) == 0, "a CPU has memory in reserve")
+    expect(comfy_memory.spare_memory(_patcher()[0]) == 0, "a CPU has memory in reserve")
     parts = management.get_free_memory(torch.device("cpu"), torch_free_too=True)
     expect(len(parts) == 2, "get_free_memory(torch_free_too=True) no longer gives the total and torch's part")
     expect(comfy_api.dynamic_vram() is False, "dynamic VRAM without a GPU")
@@ -351,6 +434,14 @@ def the_node_that_runs_is_known() -> None:
 
 
 @probe
+def nodes_tell_whether_they_give_a_model() -> None:
+    from sp_core.host import comfy_api
+
+    expect(comfy_api.gives_model("UNETLoader") and comfy_api.gives_model("no such node"), "RETURN_TYPES of a loader names no MODEL")
+    expect(not comfy_api.gives_model("KSampler"), "RETURN_TYPES of a sampler names a MODEL")
+
+
+@probe
 def the_server_takes_routes_and_progress_lines() -> None:
     import asyncio
 
@@ -395,6 +486,21 @@ def clones_share_the_backup_of_what_they_patch() -> None:
     )
     other.unpatch_model()
     expect(patcher.model.in_features == 4 and patcher.model.weight is before, "unpatching does not restore what was there")
+
+
+@probe
+def callbacks_and_wrappers_have_the_names_that_are_looked_for() -> None:
+    from comfy.patcher_extension import CallbacksMP, WrappersMP
+
+    from sp_core.host.compiled import COMPILE_KEY
+    from sp_core.host.ui.late_callbacks import _WHERE_IT_COMPUTES
+
+    known = {value for name, value in vars(CallbacksMP).items() if name.startswith("ON_")}
+    expect(set(_WHERE_IT_COMPUTES) <= known, f"ComfyUI has no callbacks {sorted(set(_WHERE_IT_COMPUTES) - known)}")
+    expect(WrappersMP.OUTER_SAMPLE == "outer_sample", "there is no wrapper around a sampling run")
+    from comfy_api.torch_helpers import torch_compile
+
+    expect(torch_compile.COMPILE_KEY == COMPILE_KEY, "a compiled model is no longer told by its wrapper's key")
 
 
 @probe

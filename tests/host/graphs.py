@@ -147,7 +147,7 @@ def read(output: dict[str, Any]) -> Result:
 
 
 def compare(server: ComfyServer, case: Case, devices: str, check: bool = True, **requested: Any) -> Comparison:
-    """ForwardState ``case`` stock and on ``devices`` in one prompt; by default also check that both agree."""
+    """Runs ``case`` stock and on ``devices`` in one prompt; by default also check that both agree."""
     prompt, saved = branches(case, devices, **requested)
     outputs = server.run(prompt)
     comparison = Comparison(*(read(outputs[node]) for node in saved))

@@ -13,7 +13,7 @@ import pytest
 from campaign import CAMPAIGN
 from host.boundary import alone, before, named, on_wan, refusal, today, write_pack
 from host.graphs import Branch, Link, compare, load, run_sp
-from host.observe import alive, pids, private_directories, wait_for
+from host.observe import alive, count, pids, private_directories, wait_for
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
 
@@ -91,44 +91,36 @@ def forgotten(own: ComfyServer) -> None:
     time.sleep(0.5)
 
 
-@today("A worker imports a pack before ComfyUI's own extra nodes, two of which import each other and load in one order only.")
 def test_a_pack_that_imports_extra_nodes(own: ComfyServer) -> None:
     compare(own, before("SPOddExtras"), DEVICES)
 
 
-@today("A worker loads only the pack that has the node, and not the one that this pack builds on.")
 def test_a_pack_that_builds_on_another(own: ComfyServer) -> None:
     compare(own, before("SPOddNeedsFolder"), DEVICES)
 
 
-@today("Asking a worker's table of nodes with get or in does not load the pack that has the node.")
 def test_a_pack_that_asks_for_the_node_of_another(own: ComfyServer) -> None:
     compare(own, before("SPOddAsks"), DEVICES)
 
 
-@today("Workers import packs in another thread than the main one, where Python sets no signal handlers.")
 def test_a_pack_that_sets_a_signal_handler(own: ComfyServer) -> None:
     compare(own, before("SPOddSignal"), DEVICES)
 
 
-@today("ComfyUI logs a failing pre-start script and goes on; a worker refuses the pack.")
 def test_a_pack_whose_prestartup_script_fails(own: ComfyServer) -> None:
     compare(own, before("SPOddPrestart"), DEVICES)
 
 
-@today("The sentence says that the pack does not load, and not why.")
 def test_the_reason_of_a_failed_import_is_in_the_sentence(own: ComfyServer) -> None:
     sentence = refusal(own, before("SPOddImport"))
     assert "sp_odd_import" in sentence and "libfancy.so.3 is missing" in sentence, sentence
 
 
-@today("The sentence is the pack's own last word, and names no pack.")
 def test_a_pack_that_exits_is_named(own: ComfyServer) -> None:
     sentence = refusal(own, before("SPOddExit"))
     assert "sp_odd_exit" in sentence and "please run install.py first" in sentence, sentence
 
 
-@today("A load names every MODEL that ComfyUI still holds, so a pack that does not load fails every later prompt too.")
 def test_a_graph_that_failed_is_not_part_of_the_next_load(own: ComfyServer) -> None:
     def held(branch: Branch, model: Link, hold: bool) -> Link:
         """A pack keeps the MODELs that it saw; without it they live until the garbage collector comes."""
@@ -175,9 +167,17 @@ def test_two_device_lists_keep_their_pools_or_are_refused(own: ComfyServer) -> N
     assert not sentence or ("cpu:2" in sentence and "cpu:3" in sentence), sentence
 
 
-@today("A worker tells that ComfyUI is gone by its process number, which a restart by exec keeps.")
+@pytest.mark.timeout(3600 if CAMPAIGN else 600)
 def test_a_restart_by_exec_leaves_no_worker_behind(own: ComfyServer, temporary: Path) -> None:
-    run_sp(own, named("before_the_restart", lambda branch: on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=94)), DEVICES)
+    for number in range(count(1, 20)):
+        restart(own, temporary, seed=200 + 2 * number)
+
+
+def restart(own: ComfyServer, temporary: Path, seed: int) -> None:
+    def video(branch: Branch) -> Link:
+        return on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=seed)
+
+    run_sp(own, named(f"before_restart_{seed}", video), DEVICES)
     old, folders = pids(own), private_directories(temporary)
     assert len(old) == 2 and len(folders) == 1
     try:
@@ -186,8 +186,7 @@ def test_a_restart_by_exec_leaves_no_worker_behind(own: ComfyServer, temporary: 
         wait_for(lambda: not any(map(alive, old)), 5, "the workers to end with the program that was replaced")
         wait_for(lambda: not private_directories(temporary), 5, "their folder to go")
         own.wait_until_up()
-        again = named("after_the_restart", lambda branch: on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=95))
-        compare(own, again, DEVICES)
+        compare(own, named(f"behind_restart_{seed}", video), DEVICES)
         assert len(pids(own)) == 2
     finally:
         for pid in old:

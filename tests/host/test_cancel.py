@@ -17,7 +17,7 @@ from host.observe import count, dice, pids, run, status, video, wait_for, worker
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
 
-#: the issue asks for 1 s on a machine of one's own; a shared one is given room
+#: 1 s on an idle machine; a busy one is given room
 BOUND_S = 5.0
 #: long enough that a prompt never ends before it is cancelled
 LONG = {"shape": "1,16,5,20,28", "steps": 60}

@@ -6,14 +6,12 @@ import re
 from typing import Any
 
 import pytest
-from campaign import parameters
 from host.graphs import TOLERANCE, Branch, Case, Graph, Link, compare, latent, load, read, relative, sample, text
 
+from sp_core.demo.comfy_server import ComfyServer
 from sp_core.planner.degrees import Degrees
 
 DEVICES = "cpu:4"
-#: starting five, six and eight workers takes minutes on two cores
-COUNTS = parameters(plain=[2, 3, 4], campaign=[5, 6, 8])
 
 
 def wan(branch: Branch) -> Link:
@@ -64,35 +62,24 @@ def expected_words(count: int, requested: dict[str, Any]) -> str:
     return words + requested.get("layout", "")
 
 
-@pytest.mark.parametrize("count", COUNTS, ids="cpu:{}".format)
-def test_every_layout_gives_the_stock_picture(server, count):
-    failures = []
-    for case in (wan, wan_per_frame, ltxav):
-        stock, others = _run_all(server, case, count)
-        for name, result in others.items():
-            assert [part.shape for part in result.parts] == [part.shape for part in stock.parts], "the size depends on the devices"
-            errors = [relative(mine, theirs) for mine, theirs in zip(result.parts, stock.parts, strict=True)]
-            print(f"{case.__name__:14} {count} devices, {name:28} {', '.join(f'{error:.1e}' for error in errors)}")
-            if max(errors) > TOLERANCE:
-                failures.append(f"{case.__name__}, {name}: {errors}; {result.report}")
-            if (words := expected_words(count, layouts(count)[name])) not in result.report:
-                failures.append(f"{case.__name__}, {name}: not laid out as '{words}'; {result.report}")
-    assert not failures, "\n".join(failures)
+def every_case(count: int) -> list[Any]:
+    return [(count, case, name) for case in (wan, wan_per_frame, ltxav) for name in layouts(count)]
 
 
-def _run_all(server: Any, case: Case, count: int) -> tuple[Any, dict[str, Any]]:
-    """One prompt: the stock branch and one branch a layout."""
-    graph = Graph()
-    plain = Branch(graph)
-    nodes = {"stock": plain.add("SPTestSaveLatent", samples=case(plain), name=f"{case.__name__}-stock").id}
-    for name, requested in layouts(count).items():
-        branch = Branch(graph, f"cpu:{count}", requested)
-        samples = case(branch)
-        saved = branch.add("SPTestSaveLatent", samples=samples, name=f"{case.__name__}-{name}".replace(" ", "-"), model=branch.patched[-1])
-        nodes[name] = saved.id
-    outputs = server.run(graph.prompt, timeout=600)
-    results = {name: read(outputs[node]) for name, node in nodes.items()}
-    return results.pop("stock"), results
+# starting five, six and eight workers takes minutes on two cores
+CASES = [(case, ()) for count in (2, 3, 4) for case in every_case(count)]
+MORE = [(case, pytest.mark.campaign) for count in (5, 6, 8) for case in every_case(count)]
+
+
+@pytest.mark.parametrize(
+    ("count", "case", "name"),
+    [pytest.param(*case, id=f"cpu:{case[0]}-{case[1].__name__}-{case[2]}", marks=marks) for case, marks in (*CASES, *MORE)],
+)
+def test_every_layout_gives_the_stock_picture(server: ComfyServer, count: int, case: Case, name: str) -> None:
+    requested = layouts(count)[name]
+    made = compare(server, case, f"cpu:{count}", **requested)
+    assert [part.shape for part in made.sp.parts] == [part.shape for part in made.stock.parts], "the size depends on the devices"
+    assert expected_words(count, requested) in made.sp.report, made.sp.report
 
 
 def test_a_second_stage_without_guidance_uses_all_devices_for_the_sequence(server):

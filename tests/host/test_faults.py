@@ -36,7 +36,7 @@ from sp_core.demo.comfy_server import ComfyServer, PromptFailed
 #: many of these tests start workers anew
 WORLD_SIZE = count(2, 3)
 DEVICES, LAST = f"cpu:{WORLD_SIZE}", WORLD_SIZE - 1
-#: the issue's bound for a person who waits; what a shared machine adds is its own
+#: what a person waits for without complaint; a busy machine adds its own
 ERROR_S = 10.0
 SLACK_S = 5.0
 TIMEOUT_S = 10
@@ -232,10 +232,13 @@ def test_workers_leave_with_their_host_that_is_killed(
 
 
 @pytest.mark.campaign
-def test_workers_leave_with_their_host_on_ctrl_c(comfyui: Path, base: Path, tmp_path: Path) -> None:
-    """Which waits for no step."""
-    with ComfyServer(comfyui, base, "--cpu", environment={"TMPDIR": str(tmp_path)}) as server:
-        leave(server, tmp_path, signal.SIGINT)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=str)
+def test_workers_leave_with_their_host_whatever_ends_it(comfyui: Path, base: Path, tmp_path: Path, how: signal.Signals) -> None:
+    """Ctrl-C waits for no step either."""
+    for _ in range(count(1, 20)):
+        with ComfyServer(comfyui, base, "--cpu", environment={"TMPDIR": str(tmp_path)}) as server:
+            leave(server, tmp_path, how)
 
 
 # -- small disks ------------------------------------------------------------------------------
@@ -271,6 +274,7 @@ def test_what_an_unclean_exit_left_is_removed(own: ComfyServer, expected: torch.
     stale = temporary / f"comfyui-sp-{gone.pid}-left"
     stale.mkdir(mode=0o700)
     (stale / "control").write_text("rendezvous of a pool that is no more")
+    os.utime(stale, (0, 0))  # long ago: a directory that is being made has no lock yet either
     own.run({"1": {"class_type": "SPRelease", "inputs": {"what": "workers"}}})
     works(own, expected)
     assert not stale.exists()

@@ -91,6 +91,8 @@ WORK: list[Case] = [
     before("SPTestCrossAttentionGuidance"),
     before("SPTestResiduals"),
     before("SPTestBlockSwap"),
+    before("SPTestBlockPatch"),
+    before("SPTestAttentionPatch", place="attn1_patch"),
     before("SkipLayerGuidanceDiT", double_layers="0, 2", single_layers="", **SLG),
     behind("SkipLayerGuidanceDiT", double_layers="1", single_layers="", **SLG),
     hunyuan("SkipLayerGuidanceDiT_joint", "SkipLayerGuidanceDiT", first=False, double_layers="0", single_layers="1", **SLG),
@@ -113,7 +115,7 @@ def test_chunks_where_heads_do_not_divide(server: ComfyServer, devices: str) -> 
     compare(server, before("SPTestHeadChunks"), devices, cfg_split=1)
 
 
-@pytest.mark.parametrize("case", [WORK[0], WORK[2], WORK[3], WORK[6]], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", [WORK[0], WORK[2], WORK[3], NAG], ids=lambda case: case.__name__)
 def test_the_patch_changes_the_picture(server: ComfyServer, case: Case) -> None:
     """Else equality would show nothing."""
 
@@ -156,15 +158,11 @@ def test_steps_are_skipped_once_for_all(server: ComfyServer, node: str, side: Ca
 
 
 REFUSED = [
-    (before("SPTestBlockPatch"), ["patches_replace.dit", "SPTestBlockPatch"]),
-    (before("SPTestAttentionPatch", place="attn1_patch"), ["attn1_patch", "SPTestAttentionPatch"]),
-    (before("SPTestAttentionPatch", place="attn1_output_patch"), ["attn1_output_patch", "SPTestAttentionPatch"]),
     (before("SPTestForwardReplaced", while_sampling=False), ["forward_orig is replaced"]),
     (behind("SPTestForwardReplaced", while_sampling=False), ["diffusion_model.forward_orig", "SPTestForwardReplaced"]),
     (before("SPTestForwardReplaced", while_sampling=True), ["forward_orig was replaced while sampling", "SPTestForwardReplaced"]),
     (behind("SPTestForwardReplaced", while_sampling=True), ["forward_orig was replaced while sampling", "SPTestForwardReplaced"]),
     (behind("SPTestPatchWhileSampling"), ["while sampling", "SPTestPatchWhileSampling"]),
-    (before("TorchCompileModel", backend="inductor"), ["torch.compile"]),
 ]
 
 

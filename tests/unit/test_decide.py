@@ -31,7 +31,7 @@ def loaded(plan: SequencePlan = REFERENCE, **config: Any) -> LoadedModel:
     for block in model.blocks:
         # the host's attentions say this of themselves, and the planner reads it there
         block.video_self.head_dim = model.config.head_dim  # type: ignore[union-attr, assignment]
-    return LoadedModel(SimpleNamespace(model=SimpleNamespace(diffusion_model=model), model_options={}), plan)
+    return LoadedModel(SimpleNamespace(model=SimpleNamespace(diffusion_model=model), model_options={}, object_patches={}), plan)
 
 
 def call(frames: int = 3, requested: RequestedDegrees = NOTHING_REQUESTED, conditionings: int = 1) -> ForwardCall:
@@ -138,13 +138,13 @@ def test_what_may_not_idle_or_ring_does_not() -> None:
 def test_another_model_under_the_same_key_has_its_own_shape() -> None:
     residency = Residency(SimpleNamespace())  # type: ignore[arg-type]
     first, second = loaded(layers=2), loaded(layers=3)
-    residency.hold("key", first, keep=())
+    residency.hold("key", first)
     assert residency["key"].shape is not None and residency["key"].shape.blocks == 2
-    residency.hold("key", second, keep=("key",))
+    residency.hold("key", second)
     assert residency["key"].shape is not None and residency["key"].shape.blocks == 3
-    residency.hold("other", first, keep=("key",))
+    residency.hold("other", first)
     assert residency.keys == ["key", "other"]
-    residency.hold("other", first, keep=())
+    residency.let_go_of_all_but(["other"])
     assert residency.keys == ["other"]
 
 

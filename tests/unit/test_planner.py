@@ -34,6 +34,9 @@ def test_every_layout_uses_every_device_once(world_size):
         (RequestedDegrees(cfg=2), 3, "CFG 2 cannot be laid over 3 devices"),
         (RequestedDegrees(ring=2, ulysses=2), 8, None),
         (RequestedDegrees(cfg=1, ring=3, ulysses=2), 8, "ring 3 x Ulysses 2 cannot be laid over 8 devices"),
+        (RequestedDegrees(ring=-1), 4, "'-1' is no value for ring: it is a number of devices"),
+        (RequestedDegrees(cfg="2"), 4, "'2' is no value for cfg_split"),
+        (RequestedDegrees(ulysses=2.0), 4, "'2.0' is no value for ulysses"),
         (RequestedDegrees(layout="spiral"), 4, "'spiral' is no layout; there are auto, flat, tiles"),
         (RequestedDegrees(cfg=2, ring=2, ulysses=2), 8, None),
         (NOTHING_REQUESTED, 7, None),
@@ -118,7 +121,7 @@ def test_a_candidate_always_exists_and_splits_the_batch_evenly(world_size, condi
         assert all(conditionings % degrees.dp == 0 and degrees.ranks == world_size for degrees in found)
 
 
-#: ideal speed-ups of the study of the field (no overlap, 20-60 us a collective): Ulysses on 2, 4, 8 devices
+#: ideal speed-ups, worked out by hand from the formula of cost.py (no overlap, 20-60 us a collective): Ulysses on 2, 4, 8 devices
 IDEAL = [
     (WAN_14B, 75_600, NVLINK, (1.97, 3.92, 7.82)),
     (WAN_14B, 32_760, NVLINK, (1.96, 3.87, 7.68)),

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from sp_core.errors import SPError
-from sp_core.host.ui.recipe import Recipe, is_link, trace, union
+from sp_core.host.ui.recipe import Recipe, is_link, names_of_loaders, samples, trace, union
+from sp_core.host.ui.values import AboutModels, ComputedValues
 
 LOADER = {"class_type": "UNETLoader", "inputs": {"unet_name": "a.safetensors", "weight_dtype": "default"}}
+
+
+NOTHING = ComputedValues(lambda node_id: None, AboutModels(lambda a, b: False, lambda a, b: False, lambda model, weights: {}))
 
 
 def lora(source: list[Any], strength: float) -> dict[str, Any]:
@@ -18,7 +22,7 @@ def lora(source: list[Any], strength: float) -> dict[str, Any]:
 
 
 def made(graph: dict[str, Any], link: Any) -> Recipe:
-    return trace(graph.__getitem__, link)
+    return trace(graph.__getitem__, link, NOTHING)
 
 
 def test_only_the_ancestors() -> None:
@@ -63,6 +67,11 @@ def test_outputs_of_one_node_are_different_models() -> None:
     assert made(graph, ["1", 0]).key != made(graph, ["1", 1]).key
 
 
+def test_members_of_a_list_are_different_models() -> None:
+    keys = {trace({"1": LOADER}.__getitem__, ["1", 0], NOTHING, index).key for index in (None, 0, 1)}
+    assert len(keys) == 3
+
+
 def test_two_loaders_of_one_file_are_one_node() -> None:
     graph = {"1": LOADER, "2": dict(LOADER), "3": {"class_type": "ModelMergeSimple", "inputs": {"model1": ["1", 0], "model2": ["2", 0]}}}
     recipe = made(graph, ["3", 0])
@@ -91,3 +100,38 @@ def test_values_that_are_no_links(value: Any) -> None:
 def test_a_model_that_came_over_no_wire() -> None:
     with pytest.raises(SPError, match="has to be a wire"):
         made({}, None)
+
+
+@pytest.mark.parametrize(
+    ("class_type", "inputs", "answer"),
+    [
+        ("KSampler", ["model", "seed", "sampler_name", "latent_image"], True),
+        ("SamplerCustomAdvanced", ["guider", "noise", "sampler", "sigmas", "latent_image"], True),
+        ("SomePackSampler", ["pipe", "sampler_name", "latent"], True),
+        ("SPModelPatch", ["model", "devices"], True),
+        ("SPSampler", ["model"], True),
+        ("KSamplerSelect", ["sampler_name"], False),
+        ("ModelSamplingLTXV", ["model", "max_shift", "latent"], False),
+        ("BasicScheduler", ["model", "scheduler", "steps"], False),
+        ("UNETLoader", ["unet_name"], False),
+    ],
+)
+def test_what_samples(class_type: str, inputs: list[str], answer: bool) -> None:
+    assert samples(class_type, inputs) is answer
+
+
+def test_a_model_behind_a_sampler_is_refused_by_name() -> None:
+    inputs = {"model": ["1", 0], "sampler_name": "euler", "latent_image": None}
+    with pytest.raises(SPError, match=r"what KSampler \(node 5\) gives"):
+        made({"1": LOADER, "5": {"class_type": "KSampler", "inputs": inputs}, "6": lora(["5", 1], 1.0)}, ["6", 0])
+
+
+def test_loaders_have_the_names_that_recipes_give_them() -> None:
+    nodes = {
+        "1": {"class_type": "Loader", "inputs": {"name": "a", "dtype": "default"}},
+        "2": {"class_type": "Lora", "inputs": {"model": ["1", 0], "strength": 1.0}},
+        "3": {"class_type": "Empty"},
+    }
+    names = names_of_loaders(nodes.values())
+    loader, lora = (trace(nodes.__getitem__, [node, 0], NOTHING) for node in "12")
+    assert len(names) == 2 and set(lora.graph) & names == {loader.node}

@@ -22,6 +22,8 @@ def named_devices(devices: str) -> tuple[WorkerDevice, ...]:
     Raises:
         ValueError: it names none that exist.
     """
+    if not isinstance(devices, str):  # over a wire of any type
+        raise ValueError(f"'{devices}' is no device list: it is no text. Write auto, indices such as 0,1,3, or cpu:4")
     return parse_devices(devices, *accelerators())
 
 

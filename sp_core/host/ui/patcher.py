@@ -9,16 +9,19 @@ import comfy.model_patcher
 import comfy.utils
 from comfy.patcher_extension import WrappersMP
 
-from ...errors import SPError
 from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees
-from ...plans import plan_for
+from ...plans import plan_named
 from ...pool.devices import WorkerDevice
 from .. import comfy_api
-from ..options import name_of
-from .outgoing_options import placed_too_late, refuse_late_patches, without_model_patches
+from ..compiled import COMPILE_KEY, is_compiled, log_dropped, original
+from ..options import name_of, patches_in
+from .known_objects import KnownObjects
+from .late_callbacks import LateCallbacks
+from .outgoing_options import hooked, placed_too_late, refuse_late_patches, without_model_patches
 from .proxy_module import make_remote
 from .recipe import Recipe
 from .remote_model import RemoteModel, WorkerSession
+from .snapshot import Watch
 
 
 class SPModelPatcher(comfy.model_patcher.ModelPatcher):
@@ -29,20 +32,28 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
     """
 
     sp: RemoteModel
+    watch: Watch
+    late_callbacks: LateCallbacks
 
     def clone(self, *args: Any, **kwargs: Any) -> SPModelPatcher:
         other = super().clone(*args, **kwargs)
-        other.sp = self.sp
+        other.sp, other.watch, other.late_callbacks = self.sp, self.watch, self.late_callbacks
         return other
 
     def pre_run(self) -> None:
         refuse_late_patches(self.model_options.get("transformer_options", {}))
-        _refuse_compiled(self)
         self.sp.prepare()
+        self.watch.begin()
+        self.watch.check()
+        self.late_callbacks.warn(self.callbacks)
         super().pre_run()
+        if not self.late_callbacks.any_before_a_run(self.callbacks):
+            # what the callbacks changed the workers have as well, by the same callbacks
+            self.watch.accept()
 
     def cleanup(self) -> None:
         super().cleanup()
+        self.watch.end()
         self.sp.finish()
 
     # -- memory: ComfyUI manages what worker 0 holds on this process's device ----------------
@@ -86,12 +97,22 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
         raise self._too_late(f"A weight patch of {len(patches)} weights (a LoRA or a merge)")
 
     def add_hook_patches(self, hook: Any, patches: Any, *args: Any, **kwargs: Any) -> Any:
-        raise self._too_late("A weight hook")
+        raise hooked(f"A hook ({type(hook).__name__})")
 
     def add_object_patch(self, name: str, obj: Any) -> None:
-        if _inside_the_model(name):
+        if not _inside_the_model(name):
+            super().add_object_patch(name, obj)
+        elif is_compiled(obj) and original(obj) == comfy.utils.get_attr(self.model, name):
+            log_dropped()
+        else:
             raise self._too_late(f"An object patch of {name}")
-        super().add_object_patch(name, obj)
+
+    def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Any) -> None:
+        if (wrapper_type, key) == (WrappersMP.APPLY_MODEL, COMPILE_KEY):
+            # the compiled model would take the place of the remote one and compute here, without the workers
+            log_dropped()
+        else:
+            super().add_wrapper_with_key(wrapper_type, key, wrapper)
 
     def add_weight_wrapper(self, name: str, function: Any) -> None:
         raise self._too_late(f"A weight wrapper of {name} ({name_of(function)})")
@@ -123,7 +144,9 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
     @staticmethod
     def _too_late(what: str) -> Exception:
         node_id, class_type = comfy_api.executing_node()
-        return placed_too_late(what, f"{class_type} (node {node_id})" if class_type else "the node that adds it")
+        if class_type is None:
+            return placed_too_late(what)
+        return placed_too_late(what, f"{class_type} (node {node_id})", gives_model=comfy_api.gives_model(class_type))
 
 
 def make_sp_patcher(
@@ -144,19 +167,24 @@ def make_sp_patcher(
     Raises:
         SPError: no plan for this architecture.
     """
-    local = source.get_model_object("diffusion_model")
-    plan = plan_for(local)
-    _refuse_compiled(source)
+    local = original(source.get_model_object("diffusion_model"))
+    backup = source.object_patches_backup
+    local_class = backup.get("diffusion_model.__class__", type(local))
+    plan = plan_named(local_class.__name__)
+    if _wants_compiling(source):
+        log_dropped()
     comfy_api.off_the_device(source)
-    sp = RemoteModel(session, recipe, devices, plan, source.model_size(), keep_loaded, requested)
+    known = KnownObjects(source.model_options.get("transformer_options", {}), _has_foreign_code(source))
+    sp = RemoteModel(session, recipe, devices, plan, source.model_size(), keep_loaded, requested, known)
     base = _own_base_model(source)
-    base.diffusion_model = make_remote(local, plan, sp)
+    watch = Watch(local, backup)
+    base.diffusion_model = make_remote(local, local_class, plan, sp, watch, backup)
     # the ranks share the activations out, so ComfyUI may batch conditionings where one device could not
     base.memory_usage_factor = source.model.memory_usage_factor / len(devices)
     # ComfyUI manages the memory of this process's device only, so weights on other devices do not count
     size = source.model_size() if sp.shares(source.load_device) else 1
     patcher = SPModelPatcher(base, source.load_device, source.offload_device, size=size)
-    patcher.sp = sp
+    patcher.sp, patcher.watch, patcher.late_callbacks = sp, watch, LateCallbacks(source.callbacks)
 
     options = comfy.utils.deepcopy_list_dict(source.model_options)
     options["transformer_options"] = without_model_patches(options.get("transformer_options", {}))
@@ -164,17 +192,32 @@ def make_sp_patcher(
     patcher.object_patches = {name: value for name, value in source.object_patches.items() if not _inside_the_model(name)}
     for mine, theirs in ((patcher.callbacks, source.callbacks), (patcher.wrappers, source.wrappers)):
         for kind, by_key in theirs.items():
-            mine[kind] = {key: list(functions) for key, functions in by_key.items()}
+            mine[kind] = {key: list(functions) for key, functions in by_key.items() if key != COMPILE_KEY}
+    _watch_whole_runs(patcher)
     patcher.attachments = dict(source.attachments)
     return patcher
 
 
-def _refuse_compiled(patcher: comfy.model_patcher.ModelPatcher) -> None:
-    """A compiled model would take the place of the remote one and compute here, without the workers."""
-    if patcher.wrappers.get(WrappersMP.APPLY_MODEL, {}).get("torch.compile"):
-        raise SPError(
-            "A model compiled by torch.compile computes in this process only. Remove the node that compiles it, or SP Model Patch"
-        )
+def _watch_whole_runs(patcher: SPModelPatcher) -> None:
+    """Watch from before the first wrapper that another node put around a sampling run, so that its swaps are seen as well."""
+    watch = patcher.watch
+
+    def watched(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        watch.begin()
+        try:
+            return executor(*args, **kwargs)
+        finally:
+            watch.end()
+
+    others = patcher.wrappers.get(WrappersMP.OUTER_SAMPLE, {})
+    patcher.wrappers[WrappersMP.OUTER_SAMPLE] = {"sequence_parallel": [watched], **others}
+
+
+def _wants_compiling(source: comfy.model_patcher.ModelPatcher) -> bool:
+    """Another node compiled this MODEL or parts of it."""
+    by_wrapper = source.wrappers.get(WrappersMP.APPLY_MODEL, {}).get(COMPILE_KEY)
+    patched = any(_inside_the_model(name) and is_compiled(value) for name, value in source.object_patches.items())
+    return bool(by_wrapper) or patched or is_compiled(source.model.diffusion_model)
 
 
 def _own_base_model(source: comfy.model_patcher.ModelPatcher) -> Any:
@@ -184,9 +227,9 @@ def _own_base_model(source: comfy.model_patcher.ModelPatcher) -> Any:
     (a node of model sampling in another branch). The clones share a backup as well, which has what was there before.
     """
     own = _shallow(source.model)
-    for name, original in source.object_patches_backup.items():
+    for name, before in source.object_patches_backup.items():
         if not _inside_the_model(name):
-            _set(own, name, original)
+            _set(own, name, before)
     for name in ("dynamic_vbars", "dynamic_pins"):
         own.__dict__.pop(name, None)
     own.__dict__ |= {
@@ -199,6 +242,12 @@ def _own_base_model(source: comfy.model_patcher.ModelPatcher) -> Any:
         "device": None,
     }
     return own
+
+
+def _has_foreign_code(source: comfy.model_patcher.ModelPatcher) -> bool:
+    """Another node put code inside this MODEL, as far as its patcher tells."""
+    patched = any(_inside_the_model(name) for name in source.object_patches)
+    return patched or bool(patches_in(source.model_options.get("transformer_options", {})))
 
 
 def _inside_the_model(name: str) -> bool:

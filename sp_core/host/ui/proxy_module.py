@@ -9,14 +9,14 @@ answers attribute reads. Calls of methods that need weights go to the workers to
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
 
-from ...errors import SPError
 from ...plans import SequencePlan
-from ..options import name_of
+from .snapshot import Change, Watch, swapped
 
 
 class Channel(Protocol):
@@ -32,20 +32,60 @@ class RemoteMixin:
 
     def __getattr__(self, name: str) -> Any:
         # only reached for what the instance and its classes lack: parameters, submodules, plain attributes
-        return getattr(self.__dict__["_sp_local"], name)
+        left_by_others = self.__dict__["_sp_backup"]
+        path = f"diffusion_model.{name}"
+        return left_by_others[path] if path in left_by_others else getattr(self.__dict__["_sp_local"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if callable(getattr(type(self), name, None)):
-            raise SPError(
-                f"The model's {name} was replaced while sampling ({name_of(value)}), which has no effect on the workers. "
-                "Remove the node that replaces it (a cache or guidance that patches the model's forward), or SP Model Patch"
-            )
+        if self._sp_is_fixed(name):
+            raise swapped(Change(name, value))
         self.__dict__[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__:
+            del self.__dict__[name]
+        elif not self._sp_is_fixed(name):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        # else somebody (unittest.mock) takes back what was refused above; an error here would hide that one
+
+    def _sp_is_fixed(self, name: str) -> bool:
+        """A method or a child of the model, which the workers have."""
+        return callable(getattr(type(self), name, None)) or name in self.__dict__["_sp_local"]._modules
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         # ComfyUI looks here for the names of the weights, and would silently drop a LoRA for which it finds none
         state: dict[str, Any] = self.__dict__["_sp_local"].state_dict(*args, **kwargs)
         return state
+
+    # -- who asks the stand-in for its parts gets the model's; who walks through the BaseModel above it finds none, for ComfyUI
+    # -- moves and unpatches what it finds there, and the local module is shared with branches without SP Model Patch
+
+    def named_modules(self, memo: set[Any] | None = None, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:
+        if memo is None:
+            yield prefix, self
+            yield from islice(self.__dict__["_sp_local"].named_modules(None, prefix, remove_duplicate), 1, None)
+        elif self not in memo:
+            memo.add(self)
+            yield prefix, self
+
+    def named_children(self) -> Iterator[tuple[str, Any]]:
+        yield from self.__dict__["_sp_local"].named_children()
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+        yield from self.__dict__["_sp_local"].named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+        yield from self.__dict__["_sp_local"].named_buffers(*args, **kwargs)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        return self
+
+    def apply(self, fn: Any) -> Any:
+        return self
+
+    def train(self, mode: bool = True) -> Any:
+        self.__dict__["training"] = mode
+        return self
 
 
 def _forwarder(local_class: type, method: str) -> Callable[..., Any]:
@@ -59,6 +99,7 @@ def _forwarder(local_class: type, method: str) -> Callable[..., Any]:
         extra = named.pop(extra_name, {}) if extra_name else {}
         options = named.pop("transformer_options", None)
         options = extra.pop("transformer_options", {}) if options is None else options
+        self._sp_watch.check()
         return self._sp_channel.forward(method, named, extra, options)
 
     return forward
@@ -71,16 +112,22 @@ def _caller(method: str) -> Callable[..., Any]:
     return call
 
 
-def make_remote(local: torch.nn.Module, plan: SequencePlan, channel: Channel) -> torch.nn.Module:
-    """A stand-in for ``local`` that computes through ``channel``."""
-    local_class = type(local)
+def make_remote(
+    local: torch.nn.Module, local_class: type, plan: SequencePlan, channel: Channel, watch: Watch, backup: Mapping[str, Any]
+) -> torch.nn.Module:
+    """A stand-in for ``local`` that computes through ``channel``, where ``watch`` does not object.
+
+    Args:
+        local_class: the model's own class. What ``local`` is may be a class that another branch's object patch left there.
+        backup: what other branches' object patches replaced, by path.
+    """
     members: dict[str, Any] = {plan.forward: _forwarder(local_class, plan.forward)}
     members |= {method: _caller(method) for method in plan.weight_methods}
-    remote_class = type(f"Remote{local_class.__name__}", (RemoteMixin, local_class), members)
+    # packs tell a model by the name of its class
+    members |= {"__module__": local_class.__module__, "__qualname__": local_class.__qualname__}
+    remote_class = type(local_class.__name__, (RemoteMixin, local_class), members)
     remote: Any = object.__new__(remote_class)
     # what nn.Module.__init__ makes, empty: no weights, no children, nothing to move
     torch.nn.Module.__init__(remote)
-    remote.__dict__["_sp_local"] = local
-    remote.__dict__["_sp_channel"] = channel
-    remote.__dict__["training"] = False
+    remote.__dict__ |= {"_sp_local": local, "_sp_channel": channel, "_sp_watch": watch, "_sp_backup": backup, "training": False}
     return remote

@@ -18,6 +18,7 @@ from ...pool.devices import WorkerDevice
 from ...pool.errors import Cancelled
 from .. import comfy_api
 from ..block_skips import SKIPPED, take_skips
+from .known_objects import KnownObjects
 from .outgoing_options import for_workers
 from .progress import Watcher
 from .recipe import Recipe
@@ -62,6 +63,8 @@ class RunStats:
     reused_bytes: int = 0
     decision: str = ""
     transport: str = ""
+    #: names of other packs' code that every device computed in full
+    whole: list[str] = field(default_factory=list)
 
 
 class RemoteModel:
@@ -73,6 +76,7 @@ class RemoteModel:
         devices: one for each worker, by rank.
         weight_bytes: size of the model's weights.
         keep_loaded: "auto", "always" or "never", see SP Model Patch.
+        known_objects: what of the options the workers have by themselves.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class RemoteModel:
         weight_bytes: int,
         keep_loaded: str = "auto",
         requested: RequestedDegrees = NOTHING_REQUESTED,
+        known_objects: KnownObjects | None = None,
     ) -> None:
         self.recipe, self.devices, self.plan = recipe, devices, plan
         self.weight_bytes, self.keep_loaded, self.requested = weight_bytes, keep_loaded, requested
@@ -96,14 +101,17 @@ class RemoteModel:
         self.on_devices = False
         self._session = session
         self._pool_of_run: Pool | None = None
-        #: options that the log has named already
-        self._logged_options: set[str] = set()
+        #: number of the sampling run, by which each worker knows that another one has begun
+        self._run_number: int | None = None
+        self._known_objects = KnownObjects({}, foreign_code=True) if known_objects is None else known_objects
 
     # -- a sampling run ----------------------------------------------------------------
 
     def prepare(self) -> None:
         """Before sampling: start the workers if there are none, and load the model where it is not loaded."""
         self.run = RunStats()
+        # ComfyUI may load the model again in the middle of a run, which does not begin another one
+        self._run_number = self._run_number or time.monotonic_ns()
         self._pool_of_run = self._session.ensure(self)
         self.on_devices = True
 
@@ -114,7 +122,7 @@ class RemoteModel:
 
     def finish(self) -> None:
         """After sampling, also after a failed one. Never waits for a block that a worker still computes after a cancel."""
-        self._pool_of_run = None
+        self._pool_of_run = self._run_number = None
         self._session.finish(self)
 
     def release(self, device: torch.device | None = None) -> None:
@@ -145,11 +153,10 @@ class RemoteModel:
 
     def forward(self, method: str, named: dict[str, Any], extra: dict[str, Any], transformer_options: dict[str, Any]) -> Any:
         transformer_options, skips = take_skips(transformer_options)
-        plain, kept_here = for_workers(transformer_options)
+        plain = for_workers(transformer_options, self._known_objects)
         if skips:
             plain[SKIPPED] = skips
         named, extra = ({name: self._travelling(name, value) for name, value in part.items()} for part in (named, extra))
-        self._log_kept(kept_here)
         device = _device_of(named)
         pool = self._session.ensure(self)
         if self.plan.keeps_state and pool is not self._pool_of_run:
@@ -157,6 +164,7 @@ class RemoteModel:
         started = time.perf_counter()
         body = {
             "key": self.recipe.key,
+            "run": self._run_number,
             "method": method,
             "named": named,
             "extra": extra,
@@ -169,19 +177,13 @@ class RemoteModel:
         self._account(pool, reply["stats"], time.perf_counter() - started)
         return reply["output"]
 
-    def _log_kept(self, options: list[str]) -> None:
-        for key in options:
-            if key not in self._logged_options:
-                self._logged_options.add(key)
-                log.info("transformer_options['%s'] is an object and stays in this process", key)
-
     def _travelling(self, name: str, value: Any) -> Any:
         change = self.plan.to_plain.get(name)
         return value if change is None or value is None else change(value)
 
     def call(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         pool = self._session.ensure(self)
-        body = {"key": self.recipe.key, "method": method, "args": args, "kwargs": kwargs}
+        body = {"key": self.recipe.key, "run": self._run_number, "method": method, "args": args, "kwargs": kwargs}
         return self._call(pool, "call", body, _device_of(args))
 
     def _call(self, pool: Pool, operation: str, body: dict[str, Any], device: torch.device) -> Any:
@@ -205,9 +207,18 @@ class RemoteModel:
         run.exchanges += stats["exchanges"]
         run.sent_bytes += pool.last_call.bytes_sent
         run.reused_bytes += pool.last_call.bytes_reused
+        for name in stats["whole"]:
+            if name not in run.whole:
+                run.whole.append(name)
+                log.info("SP: %s", computed_in_full(name))
         if stats["decision"] != run.decision:
             log.info("SP: %s", stats["decision"])
         run.decision, run.transport = stats["decision"], stats["transport"]
+
+
+def computed_in_full(name: str) -> str:
+    """Why a step is slower than it could be, for people."""
+    return f"{name} runs inside the model and may need the whole video, so every device computes it in full; remove its node for speed"
 
 
 def headroom_for_activations(free: int, spare: int, to_come: int) -> int:

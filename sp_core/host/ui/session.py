@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from .. import comfy_api
 from .progress import Watcher
 from .recipe import Recipe, union
 from .remote_model import RemoteModel
+from .same_models import check_same_models
 from .worker_arguments import worker_arguments
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 #: what a message says the workers are doing
 RELEASING = "taking weights off the devices"
+DROPPING = "dropping unused models"
+#: how often is asked whether a prompt is over
+POLL_S = 0.5
 
 _session: Session | None = None
 _lock = threading.Lock()
@@ -55,7 +59,12 @@ class Session:
         self._lock = threading.RLock()
         self._pool: Pool | None = None
         self._ended = False
-        self._resident: set[str] = set()
+        #: how each model that the workers hold is made, by its key
+        self._resident: dict[str, Recipe] = {}
+        #: the graph whose nodes the workers have in their caches
+        self._cached: dict[str, dict[str, Any]] = {}
+        #: names of the loaders in the prompt that patched a MODEL last
+        self._loaders: Collection[str] = ()
         # a RemoteModel lives as long as ComfyUI keeps its MODEL, and the workers keep the model as long
         self._models: weakref.WeakSet[RemoteModel] = weakref.WeakSet()
         #: the MODELs that SP Sampler patched itself, by the MODEL that it was given
@@ -79,16 +88,24 @@ class Session:
         """The workers have ``model``, on their devices or in main memory."""
         return self.running_pool() is not None and model.recipe.key in self._resident
 
+    def register(self, model: RemoteModel, loaders: Collection[str]) -> None:
+        """Count ``model`` among those that ComfyUI holds, so that the workers keep what it is made of. Starts no worker.
+
+        Args:
+            loaders: names of the loaders in the prompt that runs. A node of it that runs later may make another model of theirs.
+        """
+        with self._lock:
+            self._loaders = loaders
+            self._models.add(model)
+        # a finalizer can run in the middle of a call that this very thread makes, so another thread does the work
+        weakref.finalize(model, _dropped, weakref.ref(self), model.recipe).atexit = False
+
     def ensure(self, model: RemoteModel) -> Pool:
         """The pool, with ``model`` loaded in every worker."""
         with self._lock:
-            if model not in self._models:
-                self._models.add(model)
-                # a finalizer can run in the middle of a call that this very thread makes, so another thread prunes
-                weakref.finalize(model, _prune_later, weakref.ref(self)).atexit = False
             pool = self._ready(model.devices) or self._start(model.devices)
             if model.must_replay or model.recipe.key not in self._resident:
-                self._load(pool, model)
+                self._load_as_lean_as_possible(pool, model)
             return pool
 
     def _ready(self, devices: tuple[WorkerDevice, ...]) -> Pool | None:
@@ -131,30 +148,57 @@ class Session:
         }
         return ServiceSpec("sp_core.host.worker.service:HostService", options, before_torch="sp_core.host.worker.before_torch:prepare")
 
+    def _load_as_lean_as_possible(self, pool: Pool, model: RemoteModel) -> None:
+        """Load the model without the CLIPs that its recipe leaves out, and with them if that does not give the same model."""
+        try:
+            self._load(pool, model)
+        except SPError as error:
+            if model.recipe.fallback is None or not pool.usable:
+                raise
+            log.info("%s; loading it once more with the CLIPs of its graph", error)
+            model.recipe = model.recipe.fallback
+            weakref.finalize(model, _dropped, weakref.ref(self), model.recipe).atexit = False
+            self._load(pool, model)
+
     def _load(self, pool: Pool, model: RemoteModel) -> None:
         started = time.perf_counter()
-        live = self._live(model.devices)
+        live = {recipe.key: recipe for recipe in self._live(model.devices)} | {model.recipe.key: model.recipe}
+        self._cached = self._graph(live.values())
+        # the workers let go of the others before they load, also where loading fails
+        self._resident = {key: recipe for key, recipe in self._resident.items() if key in live}
         body = {
-            "graph": union(live),
+            "graph": self._cached,
             "node": model.recipe.node,
             "output_index": model.recipe.output_index,
+            "list_index": model.recipe.list_index,
+            "values": model.recipe.values,
             "key": model.recipe.key,
-            "keep": sorted({recipe.key for recipe in live}),
+            "keep": sorted(live),
             "architecture": model.plan.architecture,
             "weight_bytes": model.weight_bytes,
         }
         try:
-            reply = pool.call("load", body, doing="loading the model", watch=Watcher("loading the model"))
+            watch, doing = Watcher("loading the model"), "loading the model"
+            reply = pool.call("load", body, doing=doing, watch=watch, volatile=("values",))
+            digests = pool.call("digests", {"outputs": list(model.recipe.models)}, doing=doing, watch=watch)
         except Cancelled:
             comfy_api.raise_interrupt()
         except WorkerFailed as error:
             raise SPError(model.recipe.with_users_names(str(error))) from error
-        self._resident = set(reply["resident"])
+        # a model that differs is not used: the next prompt loads it again, and proves it again
+        self._resident = {key: live[key] for key in reply["resident"] if key != model.recipe.key}
+        check_same_models(model.recipe, digests["by_rank"])
+        self._resident[model.recipe.key] = model.recipe
         model.must_replay = False
         log.info("model %s in %d workers after %.2f s", model.recipe.key, pool.world_size, time.perf_counter() - started)
 
     def _live(self, devices: tuple[WorkerDevice, ...]) -> list[Recipe]:
         return [model.recipe for model in list(self._models) if model.devices == devices]
+
+    def _graph(self, recipes: Iterable[Recipe]) -> dict[str, dict[str, Any]]:
+        """What the workers keep in their caches: all of ``recipes``, and what the running prompt may load anew otherwise."""
+        wanted = self._loaders if comfy_api.running_prompts() else ()
+        return {name: node for name, node in self._cached.items() if name in wanted} | union(recipes)
 
     def finish(self, model: RemoteModel) -> None:
         """Have the workers let go of what they kept for a sampling run of ``model``, and of its weights if it is never kept.
@@ -189,18 +233,35 @@ class Session:
                 self.release(model)
             return held
 
-    def prune(self) -> None:
-        """Have the workers drop every model whose MODEL ComfyUI has dropped."""
-        with self._lock:
+    def forget(self, recipe: Recipe) -> None:
+        """Have the workers drop the model of ``recipe``, whose MODEL ComfyUI has dropped. Waits until the prompt that runs is over.
+
+        Until then a node may make another model of the same checkpoint, as it does with another strength of a LoRA; the
+        devices' memory is given back at once.
+        """
+        running = comfy_api.running_prompts()
+        with self._lock, _failure_is_logged(RELEASING):
             pool = self.running_pool()
-            if pool is None:
-                return
-            live = self._live(pool.devices)
-            keys = {recipe.key for recipe in live}
-            if self._resident - keys:
-                with _failure_is_logged("dropping unused models"):
-                    reply = pool.call("keep", {"keys": sorted(keys), "graph": union(live)}, doing="dropping unused models")
-                    self._resident = set(reply["resident"])
+            if pool is not None and recipe.key in self._unused(pool):
+                pool.call("release", _release_body(pool, recipe.key), doing=RELEASING)
+        while running & comfy_api.running_prompts():
+            time.sleep(POLL_S)
+        with self._lock, _failure_is_logged(DROPPING):
+            pool = self.running_pool()
+            if pool is not None:
+                self._keep(pool, {key: other for key, other in self._resident.items() if key not in self._unused(pool) & {recipe.key}})
+
+    def _unused(self, pool: Pool) -> set[str]:
+        """The models that the workers hold and ComfyUI does not."""
+        return self._resident.keys() - {recipe.key for recipe in self._live(pool.devices)}
+
+    def _keep(self, pool: Pool, kept: dict[str, Recipe]) -> None:
+        """Have the workers drop all but ``kept`` and what the MODELs that ComfyUI holds are made of, if they hold anything else."""
+        graph = self._graph([*self._live(pool.devices), *kept.values()])
+        if kept.keys() != self._resident.keys() or self._cached.keys() - graph.keys():
+            reply = pool.call("keep", {"keys": sorted(kept), "graph": graph}, doing=DROPPING)
+            self._cached = graph
+            self._resident = {key: kept[key] for key in reply["resident"]}
 
     def end(self) -> None:
         """End the workers because the program ends: no new ones are started."""
@@ -210,15 +271,19 @@ class Session:
     def close(self) -> None:
         """End the workers, without waiting for a call that another thread makes."""
         pool, self._pool = self._pool, None
-        self._resident = set()
+        self._resident, self._cached = {}, {}
         if pool is not None:
             pool.shutdown()
 
 
 def release_body(pool: Pool, model: RemoteModel, device: torch.device | None = None) -> dict[str, Any]:
     """The request to take weights off the devices (off ``device`` only, if it is given), as things stand when it is sent."""
+    return _release_body(pool, model.recipe.key, device)
+
+
+def _release_body(pool: Pool, key: str, device: torch.device | None = None) -> dict[str, Any]:
     ranks = [rank for rank, worker in enumerate(pool.devices) if device is None or worker.is_on(device)]
-    return {"key": model.recipe.key, "ranks": ranks, "wholly": device is None, "reset": pool.out_of_step}
+    return {"key": key, "ranks": ranks, "wholly": device is None, "reset": pool.out_of_step}
 
 
 def _interrupting(watcher: Watcher) -> Callable[[Pool], bool]:
@@ -241,7 +306,7 @@ def _failure_is_logged(doing: str) -> Iterator[None]:
         log.warning("%s: %s", doing, error)
 
 
-def _prune_later(reference: weakref.ref[Session]) -> None:
+def _dropped(reference: weakref.ref[Session], recipe: Recipe) -> None:
     session = reference()
     if session is not None:
-        threading.Thread(target=session.prune, name="sp-prune", daemon=True).start()
+        threading.Thread(target=session.forget, args=(recipe,), name="sp-forget", daemon=True).start()

@@ -1,10 +1,10 @@
-"""The UI process's command line, as its workers get it."""
+"""The command line of ComfyUI's process, as its workers get it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: flags that belong to the server, to device choice or to the UI process's own caches; value = how many words follow
+#: flags that belong to the server, to device choice or to the caches of ComfyUI's process; value = how many words follow
 #: (None: all words up to the next flag)
 _NOT_FOR_WORKERS: dict[str, int | None] = {
     "--listen": None,
@@ -46,13 +46,13 @@ _NOT_WITH_CPU = ("--gpu-only", "--highvram", "--normalvram", "--lowvram", "--nov
 
 
 def worker_arguments(argv: Sequence[str], cpu: bool) -> list[str]:
-    """Flags for a worker: memory, attention, precision and paths as in the UI process, no server, no packs.
+    """Flags for a worker: memory, attention, precision and paths as in ComfyUI's process, no server, no packs.
 
     Node packs are loaded one by one when a replayed graph needs them.
 
     Args:
-        argv: the UI process's flags, without the program name.
-        cpu: the worker computes on the CPU whatever the UI process does.
+        argv: the flags of ComfyUI's process, without the program name.
+        cpu: the worker computes on the CPU whatever ComfyUI's process does.
     """
     kept: list[str] = []
     words = list(argv)

@@ -3,7 +3,8 @@
 Later the worker imports the host's ``main`` module, but does not run it: all that the host sets
 up on import (paths, memory management, precision flags) is then as in ComfyUI's own process,
 whatever the host's version. Missing is only what ``main`` does when it is run. Of that, a worker
-needs the allocator's environment, which has to be set before torch is imported.
+needs the folder of temporary files, which loaders of uploaded files read, and the allocator's
+environment, which has to be set before torch is imported.
 """
 
 from __future__ import annotations
@@ -29,3 +30,14 @@ def prepare(options: dict[str, Any]) -> None:
 
     comfy.options.enable_args_parsing()
     import cuda_malloc  # noqa: F401
+
+    _set_temp_directory()
+
+
+def _set_temp_directory() -> None:
+    """As the host's ``main`` does when it is run."""
+    import folder_paths
+    from comfy.cli_args import args
+
+    if args.temp_directory:
+        folder_paths.set_temp_directory(os.path.join(os.path.abspath(args.temp_directory), "temp"))

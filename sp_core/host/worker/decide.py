@@ -35,7 +35,7 @@ class Decider:
     def choice(self, model: LoadedModel, call: ForwardCall) -> DegreeChoice:
         """Degrees of one forward. Collective in the first call, which measures."""
         # a model that keeps something between forwards must find it split the same way
-        one_batch = model.plan.keeps_state or wants_whole_batch(model.patcher)
+        one_batch = model.plan.keeps_state or wants_whole_batch(model.patcher, call.options)
         return self._choose(
             self._world_size,
             1 if one_batch else call.conditionings,

@@ -12,6 +12,7 @@ from ..options import AROUND_THE_MODEL
 from . import cfg_split
 from .forward_call import ForwardCall
 from .host_functions import host_functions
+from .patch_check import foreign_inside
 from .residency import LoadedModel
 
 
@@ -26,9 +27,17 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
         call = cfg_split.part_of_call(call, groups.batch.rank, groups.batch.world_size)
     groups.sequence.stats.reset()
     inputs = {**call.named, **call.extra}
-    engine = Engine(model.plan, groups.sequence, enter_block, layout=call.requested.layout, inputs=inputs, host=host_functions())
+    engine = Engine(
+        model.plan,
+        groups.sequence,
+        enter_block,
+        layout=call.requested.layout,
+        inputs=inputs,
+        host=host_functions(),
+        foreign=foreign_inside(model.patcher, model.modules),
+    )
     with engine.installed(model.diffusion_model) as state:
-        options = engine.adapted(transformer_options(model.patcher, call.options), state)
+        options = put_skips(engine.adapted(transformer_options(model.patcher, call.options), state))
         output = getattr(model.diffusion_model, call.method)(**call.named, transformer_options=options, **call.extra)
         state.check()
     groups.sequence.check()
@@ -45,4 +54,4 @@ def transformer_options(patcher: Any, sent: dict[str, Any]) -> dict[str, Any]:
     own = comfy.utils.deepcopy_list_dict(patcher.model_options.get("transformer_options", {}))
     options = {key: value for key, value in own.items() if key not in AROUND_THE_MODEL} | sent
     options["prefetch_dynamic_vbars"] = bool(getattr(patcher, "is_dynamic", lambda: False)())
-    return put_skips(options)
+    return options

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...plans.host_functions import HostFunctions
 
 
@@ -10,7 +12,10 @@ def host_functions() -> HostFunctions:
     import comfy.ldm.lightricks.model as lightricks
     import comfy.ldm.modules.attention as attention
 
-    found = {"optimized_attention": attention.optimized_attention}
+    found: dict[str, Any] = {"optimized_attention": attention.optimized_attention}
     if hasattr(lightricks, "_attention_with_guide_mask"):
         found["guide_mask_attention"] = lightricks._attention_with_guide_mask
+    names = [name for name in vars(attention) if name.startswith("optimized_attention")]
+    before = [getattr(attention, name) for name in names]
+    found["is_swapped"] = lambda: any(getattr(attention, name) is not was for name, was in zip(names, before, strict=True))
     return HostFunctions(**found)

@@ -1,49 +1,126 @@
-"""Patches that run inside the model, in the workers: which of them work on a part of the tokens.
+"""Code of other node packs inside the model, in the workers: what there is, and what it may be trusted to keep apart.
 
-Three kinds do: attention functions (they get whole tokens of some heads), patches between
-blocks (the engine gathers the tokens for them), and functions that were read and tested
-(:data:`KNOWN`). Everything else is refused by name. ``docs/patches.md`` is the table for users.
+A function can treat heads, tokens and rows of the batch apart from one another, or mix them. :data:`KNOWN` lists
+functions that were read and tested. ``docs/patches.md`` is the table for users.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from ...errors import SPError
-from ...plans import SequencePlan
 from ...plans.override import OVERRIDE
+from ...plans.whole import Foreign
 from ..options import name_of, patches_in
+
+_INSIDE = "diffusion_model."
 
 
 @dataclass(frozen=True)
 class Known:
-    """A function that treats each token by itself."""
+    """A function that was read, by the place where it sits and the name that :func:`name_of` gives it."""
 
+    #: what the place ends in: ".ffn.forward" is that of any block
     place: str
+    #: qualified name of the function
     name: str
-    #: the function compares the conditionings of a batch, so these must not be shared out among the ranks
-    whole_batch: bool = False
+    #: what its module's name ends in, as packs lie in folders of any name
+    module: str
+    #: each token comes out the same whatever the other tokens are; of an attention function each head
+    parts_apart: bool = True
+    #: each row of the batch comes out the same whatever the other rows are
+    rows_apart: bool = False
 
 
-KNOWN = (Known("patches.attn1_output_patch", "NAGuidance.execute.<locals>.nag_attention_output_patch of nodes_nag", whole_batch=True),)
+KNOWN = (
+    # compares cond and uncond
+    Known("patches.attn1_output_patch", "NAGuidance.execute.<locals>.nag_attention_output_patch", "nodes_nag"),
+    # KJNodes: an attention kernel
+    Known(OVERRIDE, "PathchSageAttentionKJ.patch.<locals>.attention_override_sage", ".model_optimization_nodes", rows_apart=True),
+    # KJNodes: feed-forwards in chunks of tokens, and guidance by a second text, which tells rows by their number
+    Known(".ffn.forward", "WanffnChunkPatch.__get__.<locals>.wrapped_forward", ".model_optimization_nodes", rows_apart=True),
+    Known(".ff.forward", "LTXVffnChunkPatch.__get__.<locals>.wrapped_forward", ".ltxv_nodes", rows_apart=True),
+    Known(".cross_attn.forward", "WanCrossAttentionPatch.__get__.<locals>.wrapped_attention", ".model_optimization_nodes"),
+)
 
 
-def check_patches(patcher: Any, plan: SequencePlan) -> None:
-    """Refuse a patch that would see a part of the tokens and may not be written for that.
+@dataclass(frozen=True)
+class ForeignCode:
+    """A function of another pack that runs inside the model."""
+
+    #: "patches.attn1_patch", "blocks.0.ffn.forward", ...
+    place: str
+    #: module and name of the function
+    name: str
+    known: Known | None = None
+
+
+def foreign_code(patcher: Any, options: Mapping[str, Any] | None = None) -> list[ForeignCode]:
+    """All code of other packs inside a model: in its options and those of a call, and in the place of its modules and their forwards."""
+    found = patches_in(patcher.model_options.get("transformer_options", {})) + patches_in(dict(options or {}))
+    inside = {path.removeprefix(_INSIDE): value for path, value in patcher.object_patches.items() if path.startswith(_INSIDE)}
+    found += [(path, value) for path, value in inside.items() if callable(value)]
+    return [ForeignCode(place, name_of(function), _known(place, function)) for place, function in found]
+
+
+def wants_whole_batch(patcher: Any, options: Mapping[str, Any] | None = None) -> bool:
+    """Some code inside the model may tell the rows of the batch, so every rank needs all of them."""
+    return any(code.known is None or not code.known.rows_apart for code in foreign_code(patcher, options))
+
+
+def gets_whole_data(patcher: Any, options: Mapping[str, Any] | None = None) -> bool:
+    """Some code inside the model may need all tokens, and as much memory as on one device."""
+    return any(code.known is None or not code.known.parts_apart for code in foreign_code(patcher, options))
+
+
+def foreign_inside(patcher: Any, modules: Mapping[str, nn.Module]) -> Foreign:
+    """What of the code inside a model gets whole data.
+
+    Args:
+        modules: the model's, by their paths; its patches are in place.
+    """
+    code = {f"{path}.forward": vars(module)["forward"] for path, module in modules.items() if path and _is_foreign_forward(module)}
+    code |= {path.removeprefix(_INSIDE): value for path, value in patcher.object_patches.items() if path.startswith(_INSIDE)}
+    found: dict[str, str] = {}
+    for place, value in code.items():
+        if callable(value) and not _parts_apart(place, value):
+            found |= dict.fromkeys(_owners(patcher.model.diffusion_model, place, value), name_of(value))
+    return Foreign(found, lambda place, function: None if _parts_apart(place, function) else name_of(function))
+
+
+def _is_foreign_forward(module: nn.Module) -> bool:
+    forward = vars(module).get("forward")
+    if forward is None or getattr(forward, "__func__", None) is type(module).forward:
+        # ComfyUI leaves the module's own forward in this place when it takes a patch out
+        return False
+    # the host's own: LoRAs beside the weights instead of in them
+    return not (getattr(forward, "__module__", None) or "").startswith("comfy.weight_adapter")
+
+
+def _owners(model: nn.Module, path: str, value: Any) -> list[str]:
+    """Paths of the modules whose computing is another's once ``value`` lies at ``path``."""
+    if isinstance(value, nn.ModuleList):
+        return [f"{path}.{i}" for i in range(len(value))]
+    names, module = [], model
+    for name in path.split("."):
+        child = getattr(module, name, None)
+        if not isinstance(child, nn.Module):
+            break
+        names.append(name)
+        module = child
+    return [".".join(names)] if names else []
+
+
+def check_patches(patcher: Any) -> None:
+    """Refuse a patch that computes on a part of the tokens and cannot be given all of them.
 
     Raises:
         SPError: names the patch and where it sits.
     """
-    between = {f"patches.{kind}" for kind in plan.between}
-    for place, function in patches_in(patcher.model_options.get("transformer_options", {})):
-        if place != OVERRIDE and place not in between and _known(place, function) is None:
-            raise SPError(
-                f"a patch inside the model ({place}: {name_of(function)}) is not known to work on a part of the tokens; "
-                "remove the node that adds it"
-            )
     model: nn.Module = patcher.model.diffusion_model
     for path, function in patcher.object_patches.items():
         parent, _, name = path.rpartition(".")
@@ -54,11 +131,11 @@ def check_patches(patcher: Any, plan: SequencePlan) -> None:
             )
 
 
-def wants_whole_batch(patcher: Any) -> bool:
-    """Some patch compares conditionings, so every rank needs all of them."""
-    found = patches_in(patcher.model_options.get("transformer_options", {}))
-    return any(known.whole_batch for place, function in found if (known := _known(place, function)) is not None)
+def _parts_apart(place: str, function: Any) -> bool:
+    known = _known(place, function)
+    return known is not None and known.parts_apart
 
 
 def _known(place: str, function: Any) -> Known | None:
-    return next((known for known in KNOWN if known.place == place and known.name == name_of(function)), None)
+    name, _, module = name_of(function).partition(" of ")
+    return next((known for known in KNOWN if place.endswith(known.place) and known.name == name and module.endswith(known.module)), None)

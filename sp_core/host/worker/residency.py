@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -16,6 +16,7 @@ from ...plans import SequencePlan, shape
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
 from .. import comfy_api
+from . import comfy_memory
 from .loading import loading_shown
 
 #: less than any forward needs: the next one asks the host for memory
@@ -29,10 +30,17 @@ class LoadedModel:
     #: the host's ModelPatcher
     patcher: Any
     plan: SequencePlan
+    #: the sampling run that has begun with this model on this rank, and is not over
+    run: int | None = None
 
     @property
     def diffusion_model(self) -> nn.Module:
         return self.patcher.model.diffusion_model  # type: ignore[no-any-return]
+
+    @cached_property
+    def modules(self) -> dict[str, nn.Module]:
+        """The model's modules by their paths. Read once, for they are some thousand."""
+        return dict(self.diffusion_model.named_modules())
 
     @cached_property
     def shape(self) -> ModelShape | None:
@@ -67,46 +75,82 @@ class Residency:
 
     # -- which models are here -----------------------------------------------------------
 
-    def hold(self, key: str, model: LoadedModel, keep: Collection[str]) -> None:
-        """Hold ``model`` as ``key``, instead of what had that key, and of the others only those in ``keep``."""
-        kept = {name: other for name, other in self._models.items() if name in keep}
-        self._models = {**kept, key: model}
+    def hold(self, key: str, model: LoadedModel) -> None:
+        """Hold ``model`` as ``key``, instead of what had that key."""
+        old = self._models.get(key)
+        if old is not None and old.patcher is model.patcher:
+            model.run = old.run
+        elif old is not None:
+            self._end_run(old)
+        self._models[key] = model
+
+    def let_go_of_all_but(self, keys: Collection[str]) -> None:
+        """Hold no other model. The weights of one are taken over by the next of the same checkpoint, or the host frees them."""
+        for key in [key for key in self._models if key not in keys]:
+            self._end_run(self._models.pop(key))
         if all(self._active is not held.patcher for held in self._models.values()):
             self._deactivate()
 
     def forget_all_but(self, keys: Collection[str]) -> None:
         """Let go of every other model, on the device and beside it."""
         for key in [key for key in self._models if key not in keys]:
-            self._take_off(self._models.pop(key), wholly=True)
+            model = self._models.pop(key)
+            self._end_run(model)
+            self._take_off(model, wholly=True)
 
     # -- on the device or not ------------------------------------------------------------
 
-    def activate(self, model: LoadedModel, headroom: float) -> None:
-        """Bring ``model`` to the device, with room for ``headroom`` bytes of activations.
+    def activate(self, model: LoadedModel, headroom: float, run: int | None) -> None:
+        """Bring ``model`` to the device, with room for ``headroom`` bytes of activations, and begin the sampling run if it is new here.
 
-        The host does this once for a sampling run. It is not done for each forward here either, but for the first
+        The host loads once for a sampling run. It is not done for each forward here either, but for the first
         and when one needs more room: under dynamic VRAM, loading again brings back weights that were just found not to fit.
+
+        Args:
+            run: number of the sampling run, or None outside of one. A rank that was idle begins later than the others.
         """
         patcher, show = model.patcher, self._context.show
         is_active = self._active is patcher
-        if not (is_active and headroom <= self._headroom and comfy_api.is_loaded(patcher)):
+        if not (is_active and headroom <= self._headroom and comfy_memory.is_loaded(patcher)):
             if not is_active:
                 self._deactivate()
             show(Phase.LOADING)
             self._load(patcher, headroom, show_progress=not is_active)
-            if not is_active:
-                patcher.pre_run()
-                self._active = patcher
-            self._headroom = headroom
+            self._active, self._headroom = patcher, headroom
             self.show_memory(model)
+        if run is not None and run != model.run:
+            self._end_run(model)
+            model.run = run
+            patcher.pre_run()
         show(Phase.COMPUTING)
+
+    @contextlib.contextmanager
+    def as_loaded(self) -> Iterator[None]:
+        """Inside, the active model is without the objects that its patches put into it.
+
+        Clones share the model: a node that wraps a forward which it finds must not find that of another branch.
+        """
+        import comfy.utils
+
+        patcher = self._active
+        backup = {} if patcher is None else dict(patcher.object_patches_backup)
+        patched = {name: comfy.utils.get_attr(patcher.model, name) for name in backup}
+        try:
+            for name, value in backup.items():
+                comfy.utils.set_attr(patcher.model, name, value)
+            yield
+        finally:
+            for name, value in patched.items():
+                comfy.utils.set_attr(patcher.model, name, value)
 
     def _load(self, patcher: Any, headroom: float, show_progress: bool) -> None:
         import comfy.model_management
 
-        in_use = partial(comfy_api.device_memory, self._context.device)
-        with self.progress_of_loading(patcher.model_size(), in_use) if show_progress else contextlib.nullcontext():
-            comfy.model_management.load_models_gpu([patcher], memory_required=headroom)
+        models = comfy_memory.models_to_load(patcher)
+        in_use = partial(comfy_memory.device_memory, self._context.device)
+        total = sum(model.model_size() for model in models)
+        with self.progress_of_loading(total, in_use) if show_progress else contextlib.nullcontext():
+            comfy.model_management.load_models_gpu(models, memory_required=headroom)
 
     def release(self, model: LoadedModel | None, wholly: bool) -> None:
         """Take a model's weights off the device. It stays loaded in main memory as the host sees fit."""
@@ -114,20 +158,30 @@ class Residency:
         if model is not None:
             self._take_off(model, wholly)
 
-    def end_run(self) -> None:
-        """A sampling run is over: the host lets go of what it kept for it, and the next run asks for memory again."""
+    def end_run(self, model: LoadedModel | None) -> None:
+        """A sampling run is over: its patches and the host let go of what they kept for it, and the next run asks for memory again."""
         self._headroom = _NO_HEADROOM
-        comfy_api.end_of_node()
+        try:
+            if model is not None:
+                self._end_run(model)
+        finally:
+            comfy_api.end_of_node()
+
+    @staticmethod
+    def _end_run(model: LoadedModel) -> None:
+        if model.run is not None:
+            model.run = None
+            comfy_memory.clean_up(model.patcher)
 
     def _take_off(self, model: LoadedModel, wholly: bool) -> None:
         if self._active is model.patcher:
             self._deactivate()
-        comfy_api.unload(model.patcher, wholly)
+        elif self._active is not None and self._active.is_clone(model.patcher):
+            return  # the weights on the device are those of the model that is active
+        comfy_memory.unload(model.patcher, wholly)
 
     def _deactivate(self) -> None:
-        if self._active is not None:
-            self._active.cleanup()
-            self._active, self._headroom = None, _NO_HEADROOM
+        self._active, self._headroom = None, _NO_HEADROOM
 
     # -- what ComfyUI's process sees of it -----------------------------------------------
 
@@ -138,5 +192,5 @@ class Residency:
     def show_memory(self, model: LoadedModel | None) -> None:
         """Tell the bytes of weights on the device, and those that ``model`` could compute in beside what is free."""
         state = self._context.own_state
-        state.weight_bytes = comfy_api.loaded_weights(self._context.device)
-        state.spare_bytes = comfy_api.spare_memory(model.patcher) if model is not None else 0
+        state.weight_bytes = comfy_memory.loaded_weights(self._context.device)
+        state.spare_bytes = comfy_memory.spare_memory(model.patcher) if model is not None else 0

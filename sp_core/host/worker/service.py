@@ -22,22 +22,24 @@ from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
 from ...settings import stall_timeout_s
 from .. import comfy_api
-from . import verify
+from . import comfy_memory, verify
 from .decide import Decider
+from .digest import digests_of_all_ranks
 from .forward import run_forward
 from .forward_call import ForwardCall
-from .patch_check import check_patches
+from .patch_check import check_patches, gets_whole_data
 from .replay import GraphReplay
 from .residency import LoadedModel, Residency
+from .uncompiled import uncompile
 
 
 class HostService:
-    """Answers ``load``, ``forward``, ``call``, ``finish``, ``release`` and ``keep``; see :class:`sp_core.pool.worker.Service`."""
+    """Answers the requests of docs/architecture.md; see :class:`sp_core.pool.worker.Service`."""
 
     def __init__(self, context: WorkerContext, options: dict[str, Any]) -> None:
         self.context = context
         comfy_api.import_main()
-        comfy_api.share_pinned_memory(context.world_size)
+        comfy_memory.share_pinned_memory(context.world_size)
         register_models()
         self._replay = GraphReplay(context, options["catalogue"])
         self._residency = Residency(context)
@@ -54,11 +56,17 @@ class HostService:
     def _do_load(self, body: dict[str, Any]) -> dict[str, Any]:
         """Make a model from the user's graph, and hold it."""
         self.context.show(Phase.REPLAYING)
-        with self._residency.progress_of_loading(body["weight_bytes"], comfy_api.process_memory):
-            patcher = self._replay.output(body["graph"], body["node"], body["output_index"])
+        # before others take their place in main memory
+        self._residency.let_go_of_all_but(body["keep"])
+        with self._residency.as_loaded(), self._residency.progress_of_loading(body["weight_bytes"], comfy_memory.process_memory):
+            patcher = self._replay.output(body["graph"], body["values"], body["node"], body["output_index"], body["list_index"])
         model = _checked(patcher, body["architecture"])
-        self._residency.hold(body["key"], model, body["keep"])
+        self._residency.hold(body["key"], model)
         return {"resident": self._residency.keys}
+
+    def _do_digests(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What the MODELs are that nodes of the replayed graphs gave, on every rank."""
+        return {"by_rank": digests_of_all_ranks([self._replay.cached(node, index) for node, index in body["outputs"]])}
 
     def _do_forward(self, body: dict[str, Any]) -> dict[str, Any]:
         """One forward: decide how to share it, bring the model to the device, compute, reply."""
@@ -70,7 +78,8 @@ class HostService:
         groups = self._groups.build(choice.degrees)
         if groups is None:
             return {}  # this rank stays idle
-        self._residency.activate(model, model.activation_bytes(call.x) / choice.degrees.ranks)
+        shares = 1 if gets_whole_data(model.patcher, call.options) else choice.degrees.ranks
+        self._residency.activate(model, model.activation_bytes(call.x) / shares, body["run"])
         output, state = run_forward(model, call, groups, self.context.enter_block)
         self._residency.show_memory(model)
         if verify.wanted() and choice.degrees.ranks == self.context.world_size:
@@ -84,13 +93,14 @@ class HostService:
             "exchange_bytes": stats.bytes_sent,
             "exchanges": stats.exchanges,
             "decision": choice.line(state.describe(), transport.name),
+            "whole": state.got_whole,
             "transport": self._transport_reasons.get(transport.name, transport.name),
         }
 
     def _do_call(self, body: dict[str, Any]) -> Any:
         """A method of the diffusion model that the host calls outside a forward, and that needs weights."""
         model = self._residency[body["key"]]
-        self._residency.activate(model, 0)
+        self._residency.activate(model, 0, body["run"])
         return getattr(model.diffusion_model, body["method"])(*body["args"], **body["kwargs"])
 
     def _do_finish(self, body: dict[str, Any]) -> None:
@@ -100,7 +110,7 @@ class HostService:
             if model is not None and body["method"]:
                 getattr(model.diffusion_model, body["method"])()
         finally:
-            self._residency.end_run()
+            self._residency.end_run(model)
             self._residency.show_memory(model)
 
     def _do_release(self, body: dict[str, Any]) -> None:
@@ -143,16 +153,17 @@ class HostService:
 
 
 def _checked(patcher: Any, architecture: str) -> LoadedModel:
-    """The model that a graph gave, if it is what ComfyUI's process has and its patches can work on a part of the tokens.
+    """The model that a graph gave, if it is what ComfyUI's process has and its patches can work here.
 
     Raises:
-        SPError: it is another architecture, or holds a patch that is not known to work.
+        SPError: it is another architecture, or holds a patch that cannot work.
     """
+    uncompile(patcher)
     found = type(patcher.model.diffusion_model).__name__
     if found != architecture:
         raise SPError(f"the workers made a {found} from the graph, the UI process a {architecture}")
     plan = plan_named(found)
     validate(plan, patcher.model.diffusion_model, f"ComfyUI {comfy_api.version()}")
     model = LoadedModel(patcher, plan)
-    check_patches(patcher, model.plan)
+    check_patches(patcher)
     return model

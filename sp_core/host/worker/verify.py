@@ -1,6 +1,6 @@
 """A check for tests and for hunting faults: every rank has computed the same bits.
 
-Set ``SP_VERIFY_RANKS=1`` in the UI process's environment; workers inherit it. Each forward
+Set ``SP_VERIFY_RANKS=1`` in the environment of ComfyUI's process; workers inherit it. Each forward
 then costs a hash and a small collective.
 """
 

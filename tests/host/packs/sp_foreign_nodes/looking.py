@@ -43,7 +43,7 @@ class SPForeignLook(ModelNode):
 
 
 class SPForeignSpy(ModelNode):
-    """From now on each worker that ran this node notes the class of every node that it runs."""
+    """From now on each worker that ran this node notes the class of every node of the user's graph that it runs."""
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -68,6 +68,9 @@ def _spy():
     async def get_output_data(*args, **kwargs):
         node = signature.bind(*args, **kwargs).arguments["obj"]
         kind = node if isinstance(node, type) else type(node)
+        if kind.__name__ == "SPValue":
+            # the value of a wire that crossed: it computes nothing
+            return await run(*args, **kwargs)
         known = [name for name, value in dict.items(nodes.NODE_CLASS_MAPPINGS) if value is kind]
         note("ran", known[0] if known else kind.__name__)
         return await run(*args, **kwargs)

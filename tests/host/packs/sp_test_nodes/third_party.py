@@ -118,7 +118,7 @@ class SPTestAttentionPatch(ModelNode):
 
     def patch(self, model, place):
         model = model.clone()
-        model.set_model_patch(lambda *args: args[0], place)
+        model.set_model_patch(lambda args: args["x"], place)
         return (model,)
 
 

@@ -1,0 +1,82 @@
+"""Objects in a MODEL's transformer options that the workers have as well, by the nodes before SP Model Patch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import SPError
+from ...pool.wire import unsendable
+from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, READ_AROUND_THE_MODEL, name_of
+
+_NOT_OBJECTS = {*AROUND_THE_MODEL, *INSIDE_THE_MODEL, *READ_AROUND_THE_MODEL}
+_DEEP = 6
+
+
+class KnownObjects:
+    """What was in the options when SP Model Patch ran.
+
+    Args:
+        transformer_options: of the MODEL that SP Model Patch got.
+        foreign_code: the MODEL has code of other packs inside it, which may read any of these objects.
+    """
+
+    def __init__(self, transformer_options: dict[str, Any], foreign_code: bool) -> None:
+        self._foreign_code = foreign_code
+        self._objects = objects_in(transformer_options)
+        self._states = {key: _state(value) for key, value in self._objects.items()}
+
+    def check(self, transformer_options: dict[str, Any]) -> None:
+        """Refuse an object for one forward that code inside the model would miss, or would find as it was.
+
+        Raises:
+            SPError: names the option, the class of the object and its module.
+        """
+        for key, value in objects_in(transformer_options).items():
+            what = f"transformer_options['{key}'], an object ({name_of(_culprit(value))}),"
+            if key not in self._objects or type(value) is not type(self._objects[key]):
+                raise SPError(
+                    f"{what} was added to the model after SP Model Patch, and objects do not reach the workers, where the model computes. "
+                    "Place SP Model Patch after the node that adds it, or remove that node"
+                )
+            if self._foreign_code and _state(value) != self._states[key]:
+                raise SPError(
+                    f"{what} changes while sampling, which the workers do not see, where another node's code inside the model may read it. "
+                    "Remove the node that adds it, or SP Model Patch"
+                )
+
+
+def objects_in(transformer_options: dict[str, Any]) -> dict[str, Any]:
+    """The options that cannot be sent and that code inside the model may read."""
+    return {key: value for key, value in transformer_options.items() if key not in _NOT_OBJECTS and unsendable(value) is not None}
+
+
+def _culprit(value: Any) -> Any:
+    """The first object in a tree that cannot be sent."""
+    parts = _parts(value)
+    return value if parts is None else next((_culprit(part) for part in parts if unsendable(part) is not None), value)
+
+
+def _parts(value: Any) -> Iterator[Any] | None:
+    """What a container holds; None for anything else."""
+    if isinstance(value, dict):
+        return iter(value.values())
+    return iter(value) if isinstance(value, (list, tuple, set, frozenset)) else None
+
+
+def _state(value: Any, depth: int = 0) -> Any:
+    """What an object is and holds, to be compared. ComfyUI copies dictionaries and lists of options, and keeps the rest."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    if depth > _DEEP:
+        return id(value)
+    if isinstance(value, dict):
+        return tuple((str(key), _state(part, depth + 1)) for key, part in value.items())
+    parts = _parts(value)
+    if parts is not None:
+        return tuple(_state(part, depth + 1) for part in parts)
+    return id(value), _state(getattr(value, "__dict__", None), depth + 1)

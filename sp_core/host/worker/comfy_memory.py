@@ -1,0 +1,84 @@
+"""ComfyUI's memory management as a worker uses it: models on the device, what they hold, what is to spare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def share_pinned_memory(processes: int) -> None:
+    """Limit this process to its share of the memory to pin (``model_management.MAX_PINNED_MEMORY``), as one of ``processes``."""
+    import comfy.model_management as management
+
+    if management.MAX_PINNED_MEMORY > 0:
+        management.MAX_PINNED_MEMORY /= processes
+
+
+def is_loaded(patcher: Any) -> bool:
+    """ComfyUI's memory management counts this model as loaded on its device, wholly or in part."""
+    import comfy.model_management as management
+
+    return any(entry.model is patcher for entry in management.current_loaded_models)
+
+
+def models_to_load(patcher: Any) -> list[Any]:
+    """A model and those that it brings along (``get_nested_additional_models``), which ComfyUI loads together with it."""
+    return [patcher, *patcher.get_nested_additional_models()]
+
+
+def clean_up(patcher: Any) -> None:
+    """End a sampling run, as ComfyUI's guider does: ``cleanup`` of the model and of those that it brings along."""
+    for model in models_to_load(patcher):
+        model.cleanup()
+
+
+def unload(patcher: Any, wholly: bool = True) -> None:
+    """Take one model's weights off its device and give the memory back.
+
+    Args:
+        wholly: false leaves the copies that dynamic VRAM has in pinned memory, from where the weights are soon back.
+    """
+    import comfy.model_management as management
+
+    if not wholly and is_loaded(patcher) and getattr(patcher, "is_dynamic", lambda: False)():
+        patcher.partially_unload(patcher.offload_device, 1e32)
+    elif hasattr(management, "unload_model_and_clones"):
+        management.unload_model_and_clones(patcher)
+    else:
+        management.unload_all_models()
+    management.soft_empty_cache()
+
+
+def loaded_weights(device: Any) -> int:
+    """Bytes of weights that ComfyUI's memory management has on ``device``."""
+    import comfy.model_management as management
+
+    loaded = (entry for entry in management.current_loaded_models if entry.device == device and entry.model is not None)
+    return sum(int(entry.model_loaded_memory()) for entry in loaded)
+
+
+def spare_memory(patcher: Any) -> int:
+    """Bytes of a device that this process holds and could compute in: torch's cache, and under dynamic VRAM the weights."""
+    import comfy.model_management as management
+
+    device = patcher.load_device
+    if device.type == "cpu":
+        return 0
+    total, of_torch = management.get_free_memory(device, torch_free_too=True)
+    return int(patcher.get_free_memory(device) - (total - of_torch))
+
+
+def device_memory(device: Any) -> int:
+    """Bytes in use on a device. For the CPU these are this process's own."""
+    import comfy.model_management as management
+
+    if device.type == "cpu":
+        return process_memory()
+    return int(management.get_total_memory(device)) - int(management.get_free_memory(device))
+
+
+def process_memory() -> int:
+    """Bytes of main memory that are this process's own. Mapped files do not count where the system tells them apart."""
+    import psutil
+
+    info = psutil.Process().memory_info()
+    return int(info.rss) - int(getattr(info, "shared", 0))

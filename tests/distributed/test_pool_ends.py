@@ -1,0 +1,108 @@
+"""Nothing is left of a pool when the program that made it ends or becomes another program, whatever the pool is doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from campaign import CAMPAIGN
+
+HERE = Path(__file__).parent
+ROUNDS = 20 if CAMPAIGN else 1
+#: in this time all is gone
+GONE_S = 5.0
+
+PARENT = """
+import os, sys, threading, time
+sys.path[:0] = [{root!r}]
+os.environ["PYTHONPATH"] = {here!r}
+from sp_core.pool.coordinator import Pool
+from sp_core.pool.devices import parse_devices
+from sp_core.pool.launcher import ServiceSpec
+pool = Pool(parse_devices("cpu:2", "cpu", 0), ServiceSpec("echo_service:EchoService"))
+pool.start()
+if {busy}:
+    threading.Thread(target=lambda: pool.call("stall", [0, 60]), daemon=True).start()
+    time.sleep(0.3)
+print(*pool.workers.pids().values(), pool.workers.directory, flush=True)
+word = sys.stdin.readline()
+if word == "exec\\n":
+    os.execv(sys.executable, [sys.executable, "-c", "import time; print('replaced', flush=True); time.sleep(60)"])
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def memory_files(processes: Iterable[int]) -> set[tuple[int, int]]:
+    """Memory files of pools that these processes hold."""
+    found = set()
+    for pid in processes:
+        try:
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                if os.readlink(descriptor).startswith("/memfd:sp-"):
+                    file = descriptor.stat()
+                    found.add((file.st_dev, file.st_ino))
+        except OSError:
+            continue  # it has ended, or is another user's
+    return found
+
+
+def everybody() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def left(workers: list[int], files: set[tuple[int, int]], directory: Path) -> list[str]:
+    found = [f"worker {pid}" for pid in workers if alive(pid)]
+    found += [f"memory file {file}" for file in files & memory_files(everybody())]
+    return found + ([str(directory)] if directory.exists() else [])
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("how", "busy"),
+    [
+        ("exec", False),
+        ("exec", True),
+        (signal.SIGKILL, False),
+        (signal.SIGKILL, True),
+        (signal.SIGTERM, True),
+        ("close", False),
+    ],
+    ids=str,
+)
+def test_nothing_is_left_of_a_pool(how: str | signal.Signals, busy: bool) -> None:
+    code = PARENT.format(root=str(HERE.parents[1]), here=str(HERE), busy=busy)
+    for _ in range(ROUNDS):
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+            assert parent.stdin is not None and parent.stdout is not None
+            *numbers, folder = parent.stdout.readline().split()
+            workers, directory = list(map(int, numbers)), Path(folder)
+            files = memory_files([parent.pid])
+            assert len(workers) == 2 and files and all(map(alive, workers)) and directory.exists(), "the pool does not run"
+            if isinstance(how, signal.Signals):
+                parent.send_signal(how)
+            else:
+                parent.stdin.write(f"{how}\n")
+                parent.stdin.flush()
+            if how == "exec":
+                assert parent.stdout.readline() == "replaced\n"
+            else:
+                parent.wait(30)
+            deadline = time.monotonic() + GONE_S
+            while left(workers, files, directory) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert left(workers, files, directory) == []
+            assert how != "exec" or parent.poll() is None, "the program that took the place has ended"
+            parent.kill()

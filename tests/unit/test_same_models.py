@@ -1,0 +1,48 @@
+"""The first node whose MODEL is another one in a worker is named, with the ranks that have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sp_core.errors import SPError
+from sp_core.host.model_digest import Part, as_plain
+from sp_core.host.ui.recipe import Recipe
+from sp_core.host.ui.same_models import check_same_models
+
+
+def digest(strength: float) -> dict[str, Part]:
+    return {"weight patches": Part("one patch", [[strength, strength]], ["ffn.weight"])}
+
+
+RECIPE = Recipe(
+    {},
+    "Lora-2",
+    0,
+    {"Load-1": "UNETLoader (node 1)", "Lora-2": "RandomLora (node 7)", "Shift-3": "Shift (node 9)"},
+    models={("Load-1", 0): [digest(1.0)], ("Lora-2", 0): [digest(0.5)], ("Shift-3", 0): [digest(0.5)]},
+)
+
+
+def rank(*strengths: float | None) -> list[Any]:
+    return [None if strength is None else [as_plain(digest(strength))] for strength in strengths]
+
+
+@pytest.mark.parametrize("other", [rank(1.0, 0.5, 0.5), rank(1.0, 0.501, 0.5), rank(1.0, None, None)], ids=["equal", "last bits", "gone"])
+def test_the_same(other: list[Any]) -> None:
+    check_same_models(RECIPE, [rank(1.0, 0.5, 0.5), other])
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "says"),
+    [
+        ([rank(1.0, 0.5, 0.5), rank(1.0, 0.9, 0.9)], r"RandomLora \(node 7\) made another model in the workers \(rank 1\)"),
+        ([rank(1.0, 0.9, 0.9), rank(1.0, 0.3, 0.3)], r"RandomLora \(node 7\) .*\(ranks 0, 1\).*ffn.weight has another value"),
+        ([rank(2.0, 0.9, 0.9), rank(1.0, 0.5, 0.5)], r"UNETLoader \(node 1\) .*\(rank 0\)"),
+        ([[*rank(1.0), [], *rank(0.5)], rank(1.0, 0.5, 0.5)], "a list of 0 models instead of 1"),
+    ],
+)
+def test_another(by_rank: list[Any], says: str) -> None:
+    with pytest.raises(SPError, match=says):
+        check_same_models(RECIPE, by_rank)
