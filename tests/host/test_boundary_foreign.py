@@ -81,6 +81,8 @@ KINDS = [
     Kind("own attention", "SPForeignOwnAttention"),
     Kind("frame score", "SPForeignFrameScore", {"frames": 4}),
     Kind("guided frame score", "SPForeignFrameScore", {"frames": 4}, sampled=wan(cfg=4.0)),
+    Kind("token score", "SPForeignTokenScore"),
+    Kind("guided token score", "SPForeignTokenScore", sampled=wan(cfg=4.0)),
     Kind("feed-forward", "SPForeignModuleForward", {"module": "ffn"}),
     Kind("cross-attention", "SPForeignModuleForward", {"module": "cross_attn"}),
     Kind("block forward", "SPForeignModuleForward", {"module": ""}),
@@ -131,6 +133,7 @@ def test_never_a_wrong_picture(server: ComfyServer, kind: Kind, side: str, devic
 #: what must work, where a refusal, however true, is not enough
 PROMISED = [
     *((label, "before") for label in ("mixed heads", "told by the batch", "own attention", "frame score", "guided frame score")),
+    *((label, "before") for label in ("token score", "guided token score")),
     *((label, "before") for label in ("feed-forward", "cross-attention", "block forward", "attention patch", "bypassed attention")),
     *((label, "before") for label in ("wrapped block", "values passed", "object", "object with a closure")),
     # an importable function, and instances of importable classes whose state is plain data
