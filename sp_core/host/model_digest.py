@@ -1,7 +1,7 @@
 """What a MODEL is, in few enough bytes to compare over processes: its weights, its patches of weights, and the code put into it.
 
-Names, shapes, types and functions have to be equal. Values are sampled and compared with a tolerance: a merge that is computed
-on two devices differs in its last bits.
+Names, shapes, types and functions have to be equal. The values of patches are sampled and compared with a tolerance: a merge
+that is computed on two devices differs in its last bits. The values of weights are not: what lies in memory may be patched, or half loaded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def model_digest(patcher: Any, weights: dict[int, Part]) -> dict[str, Part]:
             "injections": sorted(patcher.injections),
         }
         if id(patcher.model) not in weights:
-            weights[id(patcher.model)] = _part(dict(own_weights(patcher)))
+            weights[id(patcher.model)] = _part({name: f"{tuple(weight.shape)} {weight.dtype}" for name, weight in own_weights(patcher)})
         return {"weights": weights[id(patcher.model)], "weight patches": _part(patcher.patches), "code": _part(code)}
 
 
@@ -64,14 +64,14 @@ def from_plain(plain: dict[str, Any]) -> dict[str, Part]:
 
 
 def difference(mine: dict[str, Part], theirs: dict[str, Part]) -> str | None:
-    """What two MODELs differ in; None for equal ones. ``mine`` has labels."""
+    """What two MODELs differ in; None for equal ones."""
     for name, part in mine.items():
         other = theirs[name]
         if part.shape != other.shape or len(part.numbers) != len(other.numbers):
             return f"the {name} are others" if name != "code" else "the functions and modules put into it are others"
-        for label, a, b in zip(part.labels, part.numbers, other.numbers, strict=True):
+        for a, b in zip(part.numbers, other.numbers, strict=True):
             if a is not None and b is not None and not abs(a[0] - b[0]) <= TOLERANCE * max(a[1], b[1]):
-                return f"of the {name}, {label} has another value"
+                return f"the {name} have other values"
     return None
 
 

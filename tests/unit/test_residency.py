@@ -40,6 +40,8 @@ class Rank:
         monkeypatch.setattr(self.residency, "show_memory", lambda model: None)
         monkeypatch.setattr(module.comfy_memory, "is_loaded", lambda patcher: True)
         monkeypatch.setattr(module.comfy_api, "end_of_node", lambda: None)
+        monkeypatch.setattr(module.comfy_memory, "models_to_load", lambda patcher: [patcher])
+        monkeypatch.setattr(module.comfy_memory, "unload_others", lambda patchers: None)
         monkeypatch.setattr(module.comfy_memory, "unload", lambda patcher, wholly: self.told.append(f"{patcher.name} unload"))
         for name in ("a", "b"):
             self.hold(name, Patcher(name, self.told))

@@ -100,6 +100,17 @@ class Session:
         # a finalizer can run in the middle of a call that this very thread makes, so another thread does the work
         weakref.finalize(model, _dropped, weakref.ref(self), model.recipe).atexit = False
 
+    def held_by(self, model: RemoteModel, patcher: Any) -> None:
+        """Count ``patcher`` among the clones through which ComfyUI holds ``model``. When the last is gone, the model is dropped."""
+        model.patchers.add(patcher)
+        weakref.finalize(patcher, _lost_a_clone, weakref.ref(self), model).atexit = False
+
+    def drop(self, model: RemoteModel) -> None:
+        """ComfyUI has dropped the MODEL of ``model``, which Python may collect much later."""
+        with self._lock:
+            self._models.discard(model)
+        self.forget(model.recipe)
+
     def ensure(self, model: RemoteModel) -> Pool:
         """The pool, with ``model`` loaded in every worker."""
         with self._lock:
@@ -304,6 +315,13 @@ def _failure_is_logged(doing: str) -> Iterator[None]:
         yield
     except SPError as error:
         log.warning("%s: %s", doing, error)
+
+
+def _lost_a_clone(reference: weakref.ref[Session], model: RemoteModel) -> None:
+    """A clone is gone. A weak set counts the dying one still, so this looks for a live one."""
+    session = reference()
+    if session is not None and next(iter(model.patchers), None) is None:
+        threading.Thread(target=session.drop, args=(model,), name="sp-drop", daemon=True).start()
 
 
 def _dropped(reference: weakref.ref[Session], recipe: Recipe) -> None:

@@ -48,6 +48,16 @@ def unload(patcher: Any, wholly: bool = True) -> None:
     management.soft_empty_cache()
 
 
+def unload_others(patchers: list[Any]) -> None:
+    """Take the weights off the device of every model that is none of ``patchers`` and no clone of one."""
+    import comfy.model_management as management
+
+    loaded = [entry.model for entry in management.current_loaded_models]
+    for patcher in loaded:
+        if patcher is not None and not any(patcher is kept or kept.is_clone(patcher) for kept in patchers):
+            unload(patcher)
+
+
 def loaded_weights(device: Any) -> int:
     """Bytes of weights that ComfyUI's memory management has on ``device``."""
     import comfy.model_management as management

@@ -157,6 +157,8 @@ class Residency:
         comfy_api.end_of_node()
         if model is not None:
             self._take_off(model, wholly)
+        # ComfyUI's process knows of no other weights here, so nobody else would ever ask for their memory
+        comfy_memory.unload_others([patcher for held in self._models.values() for patcher in comfy_memory.models_to_load(held.patcher)])
 
     def end_run(self, model: LoadedModel | None) -> None:
         """A sampling run is over: its patches and the host let go of what they kept for it, and the next run asks for memory again."""
