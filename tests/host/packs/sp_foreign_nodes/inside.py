@@ -18,6 +18,11 @@ def _blocks(model):
     return list(enumerate(model.get_model_object("diffusion_model").blocks))
 
 
+def _own_forward(module):
+    """The class's own: the host leaves the patch of the branch that ran last in the module, and a stand-in would wrap that one's."""
+    return types.MethodType(type(module).forward, module)
+
+
 # -- all heads ------------------------------------------------------------------------
 
 
@@ -57,7 +62,7 @@ class SPForeignBatchTelling(ModelNode):
 
 
 def _guided(module, negative):
-    plain = module.forward
+    plain = _own_forward(module)
 
     def forward(x, context, **kwargs):
         rows = max(1, x.shape[0] // 2)
@@ -104,9 +109,7 @@ class SPForeignFrameScore(ModelNode):
     def patch(self, model, frames):
         model = model.clone()
         for i, block in _blocks(model):
-            # the class's own: the host leaves the patch of the last branch in the module, and stock would score that one's
-            plain = types.MethodType(type(block.self_attn).forward, block.self_attn)
-            forward = types.MethodType(_scored(plain, frames), block.self_attn)
+            forward = types.MethodType(_scored(_own_forward(block.self_attn), frames), block.self_attn)
             model.add_object_patch(f"diffusion_model.blocks.{i}.self_attn.forward", forward)
         return (model,)
 
@@ -127,7 +130,7 @@ class SPForeignTokenScore(ModelNode):
     def patch(self, model):
         model = model.clone()
         for i, block in _blocks(model):
-            plain = block.self_attn.forward
+            plain = _own_forward(block.self_attn)
 
             def forward(self, x, *args, _plain=plain, **kwargs):
                 q, k = self.norm_q(self.q(x)), self.norm_k(self.k(x))
@@ -158,7 +161,7 @@ class SPForeignModuleForward(ModelNode):
         model = model.clone()
         for i, block in _blocks(model):
             path = f"diffusion_model.blocks.{i}.{module}".removesuffix(".")
-            model.add_object_patch(f"{path}.forward", _and_the_mean(block.get_submodule(module).forward))
+            model.add_object_patch(f"{path}.forward", _and_the_mean(_own_forward(block.get_submodule(module))))
         return (model,)
 
 
@@ -184,14 +187,14 @@ class SPForeignAttentionBypassed(ModelNode):
 class _Direct(torch.nn.Module):
     def __init__(self, inner):
         super().__init__()
-        self.call = inner.forward
+        self.call = _own_forward(inner)
 
     def forward(self, *args, **kwargs):
         return 0.9 * self.call(*args, **kwargs)
 
 
 def _bypassing(block):
-    plain = block.forward
+    plain = _own_forward(block)
 
     def forward(*args, **kwargs):
         attention = block.attn1
