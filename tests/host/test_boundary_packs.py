@@ -143,7 +143,7 @@ def test_a_plain_graph_after_all_of_these(own: ComfyServer) -> None:
     compare(own, named("plain", lambda branch: on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=91)), DEVICES)
 
 
-@pytest.mark.skipif(not CAMPAIGN, reason="workers are started three times for this today, which takes a minute")
+@pytest.mark.campaign  # the workers are started three times for this today
 @today("There is one pool, which is ended and started anew for each of the two device lists, in every prompt.")
 def test_two_device_lists_keep_their_pools_or_are_refused(own: ComfyServer) -> None:
     """CPU workers are processes, so lists of them may share a machine; a sentence that names both lists would do as well."""
