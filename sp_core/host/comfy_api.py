@@ -1,8 +1,10 @@
-"""The port to ComfyUI: the one place that touches internals of it which change between versions.
+"""The port to ComfyUI: what differs between its versions, and what is private to it.
 
-Not to be mistaken for ComfyUI's own package ``comfy_api``, by which the nodes are declared. Supported are ComfyUI 0.20.1
-to 0.33. Each function names what it relies on, and its test says in a sentence what a ComfyUI has changed
-(``tests/host``). The sections say which process a function is for; no state is kept here.
+Other files of ``host``, ``models`` and ``demo`` import modules that ComfyUI's node packs use too (its ModelPatcher, its list of
+nodes), and ``worker/comfy_memory.py`` is the port to its memory management. Not to be mistaken for ComfyUI's own package
+``comfy_api``, by which the nodes are declared. Supported are ComfyUI 0.20.1 to 0.33. Each function names what it relies on, and
+its test says in a sentence what a ComfyUI has changed (``tests/host``). The sections say which process a function is for; no
+state is kept here.
 """
 
 from __future__ import annotations

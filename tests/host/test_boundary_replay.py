@@ -72,7 +72,7 @@ def test_each_member_of_a_list_has_its_own_weights(server: ComfyServer) -> None:
     assert max(errors) <= TOLERANCE, errors
 
 
-# -- values that the UI process computed ----------------------------------------------------
+# -- values that ComfyUI's process computed ------------------------------------------------
 
 
 def drawn_strength(branch: Branch) -> Link:

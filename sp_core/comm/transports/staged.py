@@ -1,4 +1,4 @@
-"""Device tensors by way of host memory, for devices that cannot reach each other."""
+"""Device tensors by way of main memory, for devices that cannot reach each other."""
 
 from __future__ import annotations
 
