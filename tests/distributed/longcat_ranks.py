@@ -83,10 +83,10 @@ def every_case(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
 
     def run(name: str, call: Any) -> None:
         transport.stats.reset()
-        with engine.installed(model) as run:
+        with engine.installed(model) as state:
             out = call()
-            run.check()
-        seen[name] = (out.numpy().copy(), transport.stats.exchanges, transport.stats.bytes_sent, run.describe())
+            state.check()
+        seen[name] = (out.numpy().copy(), transport.stats.exchanges, transport.stats.bytes_sent, state.describe())
 
     with torch.inference_mode():
         for case in CASES[:3]:
