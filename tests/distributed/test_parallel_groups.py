@@ -62,7 +62,7 @@ def use(parallel: ParallelGroups | None, degrees: Degrees, rank: int) -> None:
     if parallel is None:
         assert rank >= degrees.ranks
         return
-    members = axis_members((degrees.dp, degrees.ring, degrees.ulysses), rank)
+    members = axis_members((degrees.cfg, degrees.ring, degrees.ulysses), rank)
     row, place = min(members["sp"]), members["sp"].index(rank)
     counts = [3 + place for place in range(len(members["sp"]))]
     q, k, v = (torch.randn(1, sum(counts), 5, 8, generator=torch.Generator().manual_seed(10 * row + i)) for i in range(3))
@@ -72,9 +72,9 @@ def use(parallel: ParallelGroups | None, degrees: Degrees, rank: int) -> None:
     torch.testing.assert_close(out, sdpa(q, k, v)[:, start : start + counts[place]], atol=2e-6, rtol=2e-6)
     whole = parallel.sequence.all_ranks.all_gather_tokens(mine[0], counts)
     assert torch.equal(whole, q)
-    if parallel.batch is not None:
-        gathered = parallel.batch.all_gather_tokens(torch.tensor([[float(rank)]]), [1] * degrees.dp)
-        assert gathered.flatten().tolist() == list(members["dp"])
+    if parallel.cfg is not None:
+        gathered = parallel.cfg.all_gather_tokens(torch.tensor([[float(rank)]]), [1] * degrees.cfg)
+        assert gathered.flatten().tolist() == list(members["cfg"])
 
 
 def visit(rank: int, world_size: int, layouts: list[Degrees]) -> list[tuple[int, ...]]:

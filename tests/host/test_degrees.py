@@ -57,8 +57,8 @@ def expected_words(count: int, requested: dict[str, Any]) -> str:
     """How the report names a layout that is pinned; "" for one that is not."""
     if not requested:
         return ""
-    dp, ring = requested["cfg_split"], requested["ring"]
-    words = f"{count} devices: {Degrees(dp, ring, count // dp // ring).describe()}, "
+    cfg, ring = requested["cfg_split"], requested["ring"]
+    words = f"{count} devices: {Degrees(cfg, ring, count // cfg // ring).describe()}, "
     return words + requested.get("layout", "")
 
 

@@ -15,7 +15,7 @@ WAN_14B = ModelShape("Wan-14B", 40, 40, 128, 22.8 * 5120**2)
 LTX_2 = ModelShape("LTX-2", 48, 32, 128, 32 * 4096**2)
 NVLINK = MeasuredRates("H100 NVLink", 600e12, 450e9)
 PCIE = MeasuredRates("4090 PCIe P2P", 140e12, 25e9)
-STAGED = MeasuredRates("4090 host-staged", 140e12, 10e9)
+STAGED = MeasuredRates("4090 staged", 140e12, 10e9)
 SLOW_LINK = MeasuredRates("a link like wet string", 140e12, 50e6)
 
 
@@ -118,7 +118,7 @@ def test_a_candidate_always_exists_and_splits_the_batch_evenly(world_size, condi
     for requested in (NOTHING_REQUESTED, RequestedDegrees(cfg=2), RequestedDegrees(ring=2), RequestedDegrees(cfg=1)):
         found = candidates(world_size, conditionings, requested)
         assert found
-        assert all(conditionings % degrees.dp == 0 and degrees.ranks == world_size for degrees in found)
+        assert all(conditionings % degrees.cfg == 0 and degrees.ranks == world_size for degrees in found)
 
 
 #: ideal speed-ups, worked out by hand from the formula of cost.py (no overlap, 20-60 us a collective): Ulysses on 2, 4, 8 devices
