@@ -65,7 +65,7 @@ def the_executor_runs_a_part_of_a_graph_and_remembers_it() -> None:
         executor.execute(copy.deepcopy(INVERTED), "one", {}, ["b"])
     expect(executor.success, f"PromptExecutor.execute(graph, id, extra, [node]) failed: {executor.status_messages}")
     outputs = comfy_api.cached_outputs(executor, "b")
-    expect(outputs and tuple(outputs[0][0].shape) == (1, 8, 8, 3), "PromptExecutor.caches.outputs.get(node).outputs is not slot by slot")
+    expect(outputs and tuple(outputs[0][0].shape) == (1, 8, 8, 3), "caches.outputs.get(node).outputs is not a list for each output")
     first = outputs[0][0]
     with torch.inference_mode():
         executor.execute(copy.deepcopy(INVERTED), "two", {}, ["b"])

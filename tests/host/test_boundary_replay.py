@@ -264,13 +264,13 @@ def test_devices_on_a_wire_that_do_not_exist(server: ComfyServer) -> None:
     assert "no device list" in refusal(server, devices_on_a_wire("gpu"))
 
 
-def test_a_layout_comes_over_a_wire(server: ComfyServer) -> None:
+def test_degrees_come_over_a_wire(server: ComfyServer) -> None:
     def case(branch: Branch) -> Link:
         if branch.devices is not None:
             branch.requested = {"ulysses": branch.add("PrimitiveInt", value=2)[0], "cfg_split": branch.add("PrimitiveInt", value=1)[0]}
         return plain(branch)
 
-    assert "Ulysses 2" in compare(server, named("layout_on_a_wire", case), DEVICES).layout
+    assert "Ulysses 2" in compare(server, named("degrees_on_a_wire", case), DEVICES).decision
 
 
 def test_devices_of_the_sampler_come_over_a_wire(server: ComfyServer) -> None:
