@@ -48,7 +48,7 @@ def one_model_can_be_unloaded() -> None:
     management.load_models_gpu([model])
     calls.clear()
     comfy_memory.unload(model)
-    expect("detach" in calls, "unload_model_and_clones (or unload_all_models) does not detach the model")
+    expect("detach" in calls, "unload_model_and_clones (or free_memory) does not detach the model")
     expect(comfy_memory.loaded_weights(torch.device("cpu")) == 0, "an unloaded model is still counted")
 
 
