@@ -262,10 +262,9 @@ def cached_outputs(executor: Any, node_id: str) -> list[list[Any]] | None:
 
 
 def trim_cache(executor: Any, graph: dict[str, Any]) -> None:
-    """Drop cached outputs of nodes that are not in ``graph``, which the executor does whenever it gets a prompt."""
+    """Drop cached outputs of nodes that are not in ``graph``, as the executor does whenever it gets a prompt. It may change ``graph``."""
     import torch
 
-    graph = {name: {"class_type": entry["class_type"], "inputs": dict(entry["inputs"])} for name, entry in graph.items()}
     with torch.inference_mode():
         execute(executor, graph, "sp-trim", [])
 

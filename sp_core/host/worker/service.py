@@ -119,7 +119,7 @@ class HostService:
         model = self._residency.get(body["key"])
         if self.context.rank in body["ranks"]:
             self._residency.release(model, body["wholly"])
-        # last, for it is the one thing here that other ranks can spoil
+        # Last: this waits for all ranks, and one that failed must not keep this rank from giving its weights back.
         if not body["reset"]:
             self._groups.trim()
         self._residency.show_memory(model)

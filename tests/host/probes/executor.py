@@ -77,7 +77,7 @@ def the_executor_runs_a_part_of_a_graph_and_remembers_it() -> None:
     with torch.inference_mode():
         executor.execute(copy.deepcopy(INVERTED), "two", {}, ["b"])
     expect(comfy_api.cached_outputs(executor, "b")[0][0] is first, "the classic cache computes an unchanged graph again")
-    comfy_api.trim_cache(executor, IMAGE)
+    comfy_api.trim_cache(executor, copy.deepcopy(IMAGE))
     expect(comfy_api.cached_outputs(executor, "b") is None, "the classic cache keeps nodes that are no longer in the graph")
 
 

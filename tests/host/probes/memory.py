@@ -84,7 +84,7 @@ def host_memory_is_shared_among_workers() -> None:
         executor = comfy_api.make_executor(Server())
         for run in (
             lambda: comfy_api.execute(executor, copy.deepcopy(IMAGE), "probe", ["a"]),
-            lambda: comfy_api.trim_cache(executor, IMAGE),
+            lambda: comfy_api.trim_cache(executor, copy.deepcopy(IMAGE)),
         ):
             run()
             headroom = comfy.memory_management.RAM_CACHE_HEADROOM
