@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sp_core.errors import SPError
-from sp_core.layout import FlatLayout, SequenceLayout, TileLayout, choose_split
+from sp_core.layout import FlatLayout, SequenceLayout, TileLayout
 from sp_core.plans.forward_state import ForwardState
 from sp_core.plans.ltx_arguments import compressed_timestep, item, rope_tables
 from sp_core.plans.shard_rules import by_frame, by_token, frame_rows
@@ -42,7 +42,7 @@ LAYOUTS = [
     FlatLayout(30, 2),
     FlatLayout(31, 4),
     FlatLayout(7, 7),
-    TileLayout((3, 5, 7), choose_split(5, 7, 4)),
+    TileLayout.over((3, 5, 7), 4),
     TileLayout((3, 5, 7), (2, 1), prefix=3, suffix=4),
 ]
 
@@ -73,7 +73,7 @@ def test_a_wrong_number_of_tokens_is_no_quiet_mistake() -> None:
 @given(frames=st.integers(2, 6), height=st.integers(1, 5), width=st.integers(1, 5), world=st.integers(1, 5), tiled=st.booleans())
 def test_by_frame_gives_every_token_its_own_frame(frames: int, height: int, width: int, world: int, tiled: bool) -> None:
     tokens = frames * height * width
-    layout: SequenceLayout = TileLayout((frames, height, width), choose_split(height, width, world)) if tiled else FlatLayout(tokens, world)
+    layout: SequenceLayout = TileLayout.over((frames, height, width), world) if tiled else FlatLayout(tokens, world)
     assume(0 not in layout.counts)
     rows = torch.arange(frames * 2.0).view(1, frames, 2)
     expected = stretched(rows, tokens)
