@@ -1,8 +1,10 @@
-"""The port to ComfyUI: the one place that touches internals of it which change between versions.
+"""The port to ComfyUI: what differs between its versions, and what is private to it.
 
-Not to be mistaken for ComfyUI's own package ``comfy_api``, by which the nodes are declared. Supported are ComfyUI 0.20.1
-to 0.33. Each function names what it relies on, and its test says in a sentence what a ComfyUI has changed
-(``tests/host``). The sections say which process a function is for; no state is kept here.
+Other files of ``host``, ``models`` and ``demo`` import modules that ComfyUI's node packs use too (its ModelPatcher, its list of
+nodes), and ``worker/comfy_memory.py`` is the port to its memory management. Not to be mistaken for ComfyUI's own package
+``comfy_api``, by which the nodes are declared. Supported are ComfyUI 0.20.1 to 0.33. Each function names what it relies on, and
+its test says in a sentence what a ComfyUI has changed (``tests/host``). The sections say which process a function is for; no
+state is kept here.
 """
 
 from __future__ import annotations
@@ -260,10 +262,9 @@ def cached_outputs(executor: Any, node_id: str) -> list[list[Any]] | None:
 
 
 def trim_cache(executor: Any, graph: dict[str, Any]) -> None:
-    """Drop cached outputs of nodes that are not in ``graph``, which the executor does whenever it gets a prompt."""
+    """Drop cached outputs of nodes that are not in ``graph``, as the executor does whenever it gets a prompt. It may change ``graph``."""
     import torch
 
-    graph = {name: {"class_type": entry["class_type"], "inputs": dict(entry["inputs"])} for name, entry in graph.items()}
     with torch.inference_mode():
         execute(executor, graph, "sp-trim", [])
 

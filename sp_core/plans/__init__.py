@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from .architectures.hunyuan import HUNYUAN_VIDEO
 from .architectures.kandinsky import KANDINSKY5
 from .architectures.longcat import LONGCAT_VIDEO
@@ -23,7 +21,7 @@ PLANS: dict[str, SequencePlan] = {
 
 
 def plan_named(architecture: str) -> SequencePlan:
-    """The plan of a class name.
+    """The plan of a diffusion model's class. Subclasses have forwards of their own, so only the class itself counts.
 
     Raises:
         NoPlan: there is none.
@@ -38,11 +36,6 @@ def titles() -> list[str]:
     return [plan.title for plan in PLANS.values()]
 
 
-def plan_for(model: nn.Module) -> SequencePlan:
-    """The plan of a diffusion model. Subclasses have forwards of their own, so only the class itself counts."""
-    return plan_named(type(model).__name__)
-
-
 __all__ = [
     "PLANS",
     "Attention",
@@ -55,7 +48,6 @@ __all__ = [
     "NoPlan",
     "Replicated",
     "SequencePlan",
-    "plan_for",
     "plan_named",
     "titles",
     "validate",

@@ -130,4 +130,4 @@ def test_the_status_answers_at_all_times(own: ComfyServer) -> None:
     assert {"starting", "ready", "computing"} <= states
     assert slowest < BOUND_S
     model = status(own)["models"][0]
-    assert model["forwards"] and model["last_steps_s"] and model["on_devices"]
+    assert model["forwards"] and model["last_forwards_s"] and model["on_devices"]

@@ -148,7 +148,7 @@ def test_guidance_that_compares_conditionings_keeps_them_together(server: ComfyS
     """Two devices would else take one conditioning each, and the guidance would find nothing to compare."""
     require(NAG)
     comparison = compare(server, NAG, DEVICES)
-    assert "CFG" not in comparison.layout
+    assert "CFG" not in comparison.decision
     weaker = hunyuan("weaker", "NAGuidance", first=True, nag_scale=1.0, nag_alpha=0.4, nag_tau=1.5)
     assert (run_sp(server, weaker).parts[0] - comparison.sp.parts[0]).abs().max() > 1e-3, "the guidance did nothing"
 
@@ -156,7 +156,7 @@ def test_guidance_that_compares_conditionings_keeps_them_together(server: ComfyS
 @pytest.mark.parametrize("node", ["EasyCache", "LazyCache"])
 @pytest.mark.parametrize("side", [before, behind])
 def test_steps_are_skipped_once_for_all(server: ComfyServer, node: str, side: Callable[..., Case], require: Callable[[Case], None]) -> None:
-    """The decision falls in the UI process, so the workers are not asked at all for a step that is left out."""
+    """The decision falls in ComfyUI's process, so the workers are not asked at all for a step that is left out."""
     case = side(node, steps=8, **CACHE)
     require(case)
     comparison = compare(server, case, DEVICES, cfg_split=1)

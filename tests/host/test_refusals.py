@@ -90,7 +90,7 @@ def test_options_written_without_the_patchers_methods(server: ComfyServer, case:
 
 
 def test_a_patch_that_a_guidance_adds_while_sampling(server: ComfyServer) -> None:
-    """It sits in the UI process and changes a block for one forward: no place in the graph would do."""
+    """It sits in ComfyUI's process and changes a block for one forward: no place in the graph would do."""
     for place in (behind, before):
         message = failure(server, place("SPTestPatchWhileSampling"))
         assert "while sampling" in message, message

@@ -145,7 +145,7 @@ def test_a_pack_that_ends_python_does_not_load(host: Host) -> None:
 
 
 def test_a_class_that_no_pack_has(host: Host) -> None:
-    with pytest.raises(NoSuchNode, match=r"^the graph needs the node Nothing, which the UI process does not have$"):
+    with pytest.raises(NoSuchNode, match=r"^the graph needs the node Nothing, which ComfyUI's process does not have$"):
         host.packs.load_for({"a": entry("Nothing")}, "a")
     assert "Nothing" not in host.nodes.NODE_CLASS_MAPPINGS and host.nodes.NODE_CLASS_MAPPINGS.get("Nothing", 3) == 3
     with pytest.raises(KeyError):

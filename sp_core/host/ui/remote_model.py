@@ -58,14 +58,19 @@ class WorkerSession(Protocol):
 
 @dataclass
 class RunStats:
-    """One sampling run, as SP Sampler reports it."""
+    """What the newest sampling run cost, as SP Sampler and ``GET /sp/status`` tell it."""
 
-    steps: list[float] = field(default_factory=list)
+    #: seconds of each forward, from the call here to its result. A step of the sampler is one forward, or two where ComfyUI does not
+    #: batch the prompts
+    forward_s: list[float] = field(default_factory=list)
+    #: of rank 0, in all forwards together
     exchange_s: float = 0.0
     exchange_bytes: int = 0
     exchanges: int = 0
+    #: to the workers: bytes written for them, and bytes of conditioning that they held already
     sent_bytes: int = 0
     reused_bytes: int = 0
+    #: of the last forward: how it was split, and the transport with the reason for it
     decision: str = ""
     transport: str = ""
     #: names of other packs' code that every device computed in full
@@ -73,7 +78,11 @@ class RunStats:
 
 
 class RemoteModel:
-    """Shared by all clones of one patched MODEL. Implements :class:`.proxy_module.Channel`.
+    """The computing of one patched MODEL: what its clones share, and what each of their calls goes through.
+
+    Three callers: the patched MODEL (:class:`.patcher.SPModelPatcher`) tells when a sampling run begins and ends and asks about
+    memory; its stand-in for the diffusion model (:mod:`.proxy_module`) calls :meth:`forward` and :meth:`call`; the session reads
+    what the workers need to load the model. :attr:`stats` is of the newest sampling run and is read by the report and the status.
 
     Args:
         recipe: how the workers make the model.
@@ -97,7 +106,7 @@ class RemoteModel:
     ) -> None:
         self.recipe, self.devices, self.plan = recipe, devices, plan
         self.weight_bytes, self.keep_loaded, self.requested = weight_bytes, keep_loaded, requested
-        self.run = RunStats()
+        self.stats = RunStats()
         #: bytes of weights that ComfyUI lets onto this process's device
         self.allowance = math.inf
         #: set by the session. SP Model Patch ran anew and files may have changed: the workers have to replay the graph
@@ -116,7 +125,7 @@ class RemoteModel:
 
     def prepare(self) -> None:
         """Before sampling: start the workers if there are none, and load the model where it is not loaded."""
-        self.run = RunStats()
+        self.stats = RunStats()
         # ComfyUI may load the model again in the middle of a run, which does not begin another one
         self._run_number = self._run_number or time.monotonic_ns()
         self._pool_of_run = self._session.ensure(self)
@@ -152,7 +161,7 @@ class RemoteModel:
             weights, spare = state.weight_bytes, state.spare_bytes
         # After the first forward every weight that ComfyUI lets onto the device is there. Under dynamic VRAM no weight
         # has to come: weights leave the device when activations need its memory.
-        all_there = bool(self.run.steps) or comfy_api.dynamic_vram()
+        all_there = bool(self.stats.forward_s) or comfy_api.dynamic_vram()
         to_come = 0 if all_there else int(min(self.weight_bytes, self.allowance)) - weights
         return headroom_for_activations(free, spare, to_come)
 
@@ -210,21 +219,22 @@ class RemoteModel:
         except Cancelled:
             comfy_api.raise_interrupt()
 
-    def _account(self, pool: Pool, stats: dict[str, Any], seconds: float) -> None:
-        run = self.run
-        run.steps.append(seconds)
-        run.exchange_s += stats["exchange_s"]
-        run.exchange_bytes += stats["exchange_bytes"]
-        run.exchanges += stats["exchanges"]
+    def _account(self, pool: Pool, told: dict[str, Any], seconds: float) -> None:
+        """Count one forward: ``told`` is what rank 0 says of it, ``seconds`` what it took here."""
+        run = self.stats
+        run.forward_s.append(seconds)
+        run.exchange_s += told["exchange_s"]
+        run.exchange_bytes += told["exchange_bytes"]
+        run.exchanges += told["exchanges"]
         run.sent_bytes += pool.last_call.bytes_sent
         run.reused_bytes += pool.last_call.bytes_reused
-        for name in stats["whole"]:
+        for name in told["whole"]:
             if name not in run.whole:
                 run.whole.append(name)
                 log.info("SP: %s", computed_in_full(name))
-        if stats["decision"] != run.decision:
-            log.info("SP: %s", stats["decision"])
-        run.decision, run.transport = stats["decision"], stats["transport"]
+        if told["decision"] != run.decision:
+            log.info("SP: %s", told["decision"])
+        run.decision, run.transport = told["decision"], told["transport"]
 
 
 def computed_in_full(name: str) -> str:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ...pool.coordinator import Pool
     from .remote_model import RemoteModel
 
-#: how many step times of the newest sampling run are shown
-LAST_STEPS = 10
+#: of how many forwards of the newest sampling run the times are shown
+LAST_FORWARDS = 10
 
 
 def status() -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _workers(pool: Pool) -> list[dict[str, Any]]:
 
 
 def _model(model: RemoteModel) -> dict[str, Any]:
-    run = model.run
+    run = model.stats
     return {
         "key": model.recipe.key,
         "architecture": model.plan.architecture,
@@ -78,8 +78,8 @@ def _model(model: RemoteModel) -> dict[str, Any]:
         "keep_loaded": model.keep_loaded,
         "weight_bytes": model.weight_bytes,
         "on_devices": model.resident_bytes > 0,
-        "forwards": len(run.steps),
-        "last_steps_s": [round(step, 4) for step in run.steps[-LAST_STEPS:]],
+        "forwards": len(run.forward_s),
+        "last_forwards_s": [round(seconds, 4) for seconds in run.forward_s[-LAST_FORWARDS:]],
         "decision": run.decision,
         "transport": run.transport,
     }

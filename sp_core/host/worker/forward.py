@@ -23,8 +23,8 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
         call: the same on every rank.
         enter_block: called before each block; see :class:`sp_core.plans.Engine`.
     """
-    if groups.batch is not None:
-        call = cfg_split.part_of_call(call, groups.batch.rank, groups.batch.world_size)
+    if groups.cfg is not None:
+        call = cfg_split.part_of_call(call, groups.cfg.rank, groups.cfg.world_size)
     groups.sequence.stats.reset()
     inputs = {**call.named, **call.extra}
     engine = Engine(
@@ -41,9 +41,9 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
         output = getattr(model.diffusion_model, call.method)(**call.named, transformer_options=options, **call.extra)
         state.check()
     groups.sequence.check()
-    if groups.batch is not None:
-        output = cfg_split.join_parts(output, groups.batch)
-        groups.batch.check()
+    if groups.cfg is not None:
+        output = cfg_split.join_parts(output, groups.cfg)
+        groups.cfg.check()
     return output, state
 
 

@@ -82,7 +82,7 @@ class NodePacks:
         import nodes
 
         if class_type not in self._catalogue:
-            raise NoSuchNode(f"the graph needs the node {class_type}, which the UI process does not have")
+            raise NoSuchNode(f"the graph needs the node {class_type}, which ComfyUI's process does not have")
         parent, path = self._catalogue[class_type]
         try:
             self._load(parent, path)

@@ -97,7 +97,7 @@ class GraphReplay:
 
     def trim(self, graph: dict[str, Any]) -> None:
         """Forget what was computed for nodes that are not in ``graph``."""
-        comfy_api.trim_cache(self._executor, self._packs.loaded_part(graph))
+        comfy_api.trim_cache(self._executor, copied(self._packs.loaded_part(graph)))
 
 
 def member_of(values: list[Any], list_index: int | None, node: str) -> Any:

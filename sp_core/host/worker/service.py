@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ... import settings
 from ...comm import Transport
 from ...comm.choice import make_transport
 from ...errors import SPError
@@ -20,9 +21,8 @@ from ...plans.forward_state import ForwardState
 from ...pool.protocol import GROUP_TIMEOUT
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
-from ...settings import stall_timeout_s
 from .. import comfy_api
-from . import comfy_memory, verify
+from . import comfy_memory
 from .decide import Decider
 from .digest import digests_of_all_ranks
 from .forward import run_forward
@@ -31,6 +31,7 @@ from .patch_check import check_patches, gets_whole_data
 from .replay import GraphReplay
 from .residency import LoadedModel, Residency
 from .uncompiled import uncompile
+from .verify import check_ranks_agree
 
 
 class HostService:
@@ -82,8 +83,8 @@ class HostService:
         self._residency.activate(model, model.activation_bytes(call.x) / shares, body["run"])
         output, state = run_forward(model, call, groups, self.context.enter_block)
         self._residency.show_memory(model)
-        if verify.wanted() and choice.degrees.ranks == self.context.world_size:
-            verify.check_ranks_agree(output)
+        if settings.verify_ranks() and choice.degrees.ranks == self.context.world_size:
+            check_ranks_agree(output)
         return {"output": output, "stats": self._stats(choice, groups, state)}
 
     def _stats(self, choice: DegreeChoice, groups: ParallelGroups, state: ForwardState) -> dict[str, Any]:
@@ -118,7 +119,7 @@ class HostService:
         model = self._residency.get(body["key"])
         if self.context.rank in body["ranks"]:
             self._residency.release(model, body["wholly"])
-        # last, for it is the one thing here that other ranks can spoil
+        # Last: this waits for all ranks, and one that failed must not keep this rank from giving its weights back.
         if not body["reset"]:
             self._groups.trim()
         self._residency.show_memory(model)
@@ -144,7 +145,7 @@ class HostService:
             self.context.device,
             directory=self.context.directory,
             # the coordinator notices first, and knows who keeps whom waiting; this is for when it cannot
-            timeout_s=2 * stall_timeout_s(),
+            timeout_s=2 * settings.stall_timeout_s(),
             should_abort=self.context.should_abort,
         )
         self._transport_reasons[transport.name] = reason
@@ -161,7 +162,7 @@ def _checked(patcher: Any, architecture: str) -> LoadedModel:
     uncompile(patcher)
     found = type(patcher.model.diffusion_model).__name__
     if found != architecture:
-        raise SPError(f"the workers made a {found} from the graph, the UI process a {architecture}")
+        raise SPError(f"the workers made a {found} from the graph, ComfyUI's process a {architecture}")
     plan = plan_named(found)
     validate(plan, patcher.model.diffusion_model, f"ComfyUI {comfy_api.version()}")
     model = LoadedModel(patcher, plan)

@@ -6,14 +6,9 @@ import os
 import time
 
 import torch
-import torch.distributed as dist
 
 from .base import ModelNode
-
-
-def _rank():
-    """This worker's rank; None in the UI process."""
-    return dist.get_rank() if dist.is_initialized() else None
+from .base import rank as own_rank
 
 
 class SPTestMemoryDemand:
@@ -121,7 +116,7 @@ class SPTestUnsteadyLink(ModelNode):
         return {"required": {"model": ("MODEL",), "number": ("INT", {"default": 0})}}
 
     def patch(self, model, number):
-        if _rank() is not None:
+        if own_rank() is not None:
             from sp_core.host.worker.decide import Decider
             from sp_core.planner.cost import MeasuredRates
 
@@ -137,7 +132,7 @@ class SPTestSteadyLink(SPTestUnsteadyLink):
     """Undoes that."""
 
     def patch(self, model, number):
-        if _rank() is not None:
+        if own_rank() is not None:
             from sp_core.host.worker.decide import Decider
 
             Decider.rates, Decider.may_idle = getattr(Decider, "steady", (Decider.rates, Decider.may_idle))
@@ -150,7 +145,7 @@ class SPTestCountLoads(ModelNode):
     def patch(self, model):
         import comfy.model_management as management
 
-        if _rank() is not None and not hasattr(management, "unwatched_load"):
+        if own_rank() is not None and not hasattr(management, "unwatched_load"):
             management.unwatched_load = management.load_models_gpu
 
             def load(*args, **kwargs):
@@ -165,7 +160,7 @@ class SPTestCountWalks(ModelNode):
     """Tells in the log whenever a worker walks over the parameters of a block."""
 
     def patch(self, model):
-        if _rank() is not None and not hasattr(torch.nn.Module, "unwatched_named_parameters"):
+        if own_rank() is not None and not hasattr(torch.nn.Module, "unwatched_named_parameters"):
             torch.nn.Module.unwatched_named_parameters = torch.nn.Module.named_parameters
 
             def named_parameters(module, *args, **kwargs):
@@ -189,7 +184,7 @@ class SPTestSlowInWorkers:
     CATEGORY = "test"
 
     def wait(self, model, seconds):
-        if _rank() is not None:
+        if own_rank() is not None:
             parts = []
             for _ in range(10):
                 time.sleep(seconds / 10)
@@ -216,7 +211,7 @@ class SPTestFault:
         def override(function, *args, **kwargs):
             nonlocal seen
             seen += 1
-            if _rank() == rank and seen == call + 1:
+            if own_rank() == rank and seen == call + 1:
                 _fail(kind)
             return function(*args, **kwargs)
 

@@ -52,7 +52,7 @@ class SPTestBlockPatch(ModelNode):
 
 
 class SPTestCfgFunction(ModelNode):
-    """A CFG function: runs in the UI process, so it may stand behind SP Model Patch."""
+    """A CFG function: runs in ComfyUI's process, so it may stand behind SP Model Patch."""
 
     def patch(self, model):
         model = model.clone()
