@@ -38,7 +38,6 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
     def clone(self, *args: Any, **kwargs: Any) -> SPModelPatcher:
         other = super().clone(*args, **kwargs)
         other.sp, other.watch, other.late_callbacks = self.sp, self.watch, self.late_callbacks
-        self.sp.held_by(other)
         return other
 
     def pre_run(self) -> None:
@@ -186,7 +185,6 @@ def make_sp_patcher(
     size = source.model_size() if sp.shares(source.load_device) else 1
     patcher = SPModelPatcher(base, source.load_device, source.offload_device, size=size)
     patcher.sp, patcher.watch, patcher.late_callbacks = sp, watch, LateCallbacks(source.callbacks)
-    sp.held_by(patcher)
 
     options = comfy.utils.deepcopy_list_dict(source.model_options)
     options["transformer_options"] = without_model_patches(options.get("transformer_options", {}))

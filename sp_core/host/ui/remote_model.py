@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-import weakref
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -49,10 +48,6 @@ class WorkerSession(Protocol):
 
     def finish(self, model: RemoteModel) -> None:
         """Have the workers let go of what they kept for a sampling run of ``model``."""
-        ...
-
-    def held_by(self, model: RemoteModel, patcher: Any) -> None:
-        """Count ``patcher`` among the clones through which ComfyUI holds ``model``."""
         ...
 
 
@@ -104,8 +99,6 @@ class RemoteModel:
         self.must_replay = True
         #: cleared by the session. The workers were asked to bring the weights to the devices, and not yet to take them off
         self.on_devices = False
-        #: the clones of the patched MODEL that ComfyUI still holds. Who computes through this object may outlive them for a while
-        self.patchers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._session = session
         self._pool_of_run: Pool | None = None
         #: number of the sampling run, by which each worker knows that another one has begun
@@ -131,10 +124,6 @@ class RemoteModel:
         """After sampling, also after a failed one. Never waits for a block that a worker still computes after a cancel."""
         self._pool_of_run = self._run_number = None
         self._session.finish(self)
-
-    def held_by(self, patcher: Any) -> None:
-        """``patcher`` is one of the clones that compute through this object."""
-        self._session.held_by(self, patcher)
 
     def release(self, device: torch.device | None = None) -> None:
         """Take the weights off the workers' devices, or off ``device`` only. The next sampling run brings them back."""

@@ -17,6 +17,7 @@ from ...pool.devices import WorkerDevice
 from ...pool.errors import Cancelled, WorkerFailed
 from ...pool.launcher import ServiceSpec
 from .. import comfy_api
+from .held_models import HeldModels
 from .progress import Watcher
 from .recipe import Recipe, union
 from .remote_model import RemoteModel
@@ -65,8 +66,7 @@ class Session:
         self._cached: dict[str, dict[str, Any]] = {}
         #: names of the loaders in the prompt that patched a MODEL last
         self._loaders: Collection[str] = ()
-        # a RemoteModel lives as long as ComfyUI keeps its MODEL, and the workers keep the model as long
-        self._models: weakref.WeakSet[RemoteModel] = weakref.WeakSet()
+        self._held = HeldModels(self.forget)
         #: the MODELs that SP Sampler patched itself, by the MODEL that it was given
         self.patched_by_sampler: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -78,7 +78,7 @@ class Session:
     @property
     def models(self) -> list[RemoteModel]:
         """Every patched MODEL that ComfyUI still holds."""
-        return list(self._models)
+        return list(self._held)
 
     def running_pool(self) -> Pool | None:
         """The pool, if it can take requests."""
@@ -96,20 +96,7 @@ class Session:
         """
         with self._lock:
             self._loaders = loaders
-            self._models.add(model)
-        # a finalizer can run in the middle of a call that this very thread makes, so another thread does the work
-        weakref.finalize(model, _dropped, weakref.ref(self), model.recipe).atexit = False
-
-    def held_by(self, model: RemoteModel, patcher: Any) -> None:
-        """Count ``patcher`` among the clones through which ComfyUI holds ``model``. When the last is gone, the model is dropped."""
-        model.patchers.add(patcher)
-        weakref.finalize(patcher, _lost_a_clone, weakref.ref(self), model).atexit = False
-
-    def drop(self, model: RemoteModel) -> None:
-        """ComfyUI has dropped the MODEL of ``model``, which Python may collect much later."""
-        with self._lock:
-            self._models.discard(model)
-        self.forget(model.recipe)
+            self._held.add(model)
 
     def ensure(self, model: RemoteModel) -> Pool:
         """The pool, with ``model`` loaded in every worker."""
@@ -168,12 +155,12 @@ class Session:
                 raise
             log.info("%s; loading it once more with the CLIPs of its graph", error)
             model.recipe = model.recipe.fallback
-            weakref.finalize(model, _dropped, weakref.ref(self), model.recipe).atexit = False
+            self._held.add(model)
             self._load(pool, model)
 
     def _load(self, pool: Pool, model: RemoteModel) -> None:
         started = time.perf_counter()
-        live = {recipe.key: recipe for recipe in self._live(model.devices)} | {model.recipe.key: model.recipe}
+        live = {recipe.key: recipe for recipe in self._held.recipes(model.devices)} | {model.recipe.key: model.recipe}
         self._cached = self._graph(live.values())
         # the workers let go of the others before they load, also where loading fails
         self._resident = {key: recipe for key, recipe in self._resident.items() if key in live}
@@ -202,9 +189,6 @@ class Session:
         self._resident[model.recipe.key] = model.recipe
         model.must_replay = False
         log.info("model %s in %d workers after %.2f s", model.recipe.key, pool.world_size, time.perf_counter() - started)
-
-    def _live(self, devices: tuple[WorkerDevice, ...]) -> list[Recipe]:
-        return [model.recipe for model in list(self._models) if model.devices == devices]
 
     def _graph(self, recipes: Iterable[Recipe]) -> dict[str, dict[str, Any]]:
         """What the workers keep in their caches: all of ``recipes``, and what the running prompt may load anew otherwise."""
@@ -264,11 +248,11 @@ class Session:
 
     def _unused(self, pool: Pool) -> set[str]:
         """The models that the workers hold and ComfyUI does not."""
-        return self._resident.keys() - {recipe.key for recipe in self._live(pool.devices)}
+        return self._resident.keys() - {recipe.key for recipe in self._held.recipes(pool.devices)}
 
     def _keep(self, pool: Pool, kept: dict[str, Recipe]) -> None:
         """Have the workers drop all but ``kept`` and what the MODELs that ComfyUI holds are made of, if they hold anything else."""
-        graph = self._graph([*self._live(pool.devices), *kept.values()])
+        graph = self._graph([*self._held.recipes(pool.devices), *kept.values()])
         if kept.keys() != self._resident.keys() or self._cached.keys() - graph.keys():
             reply = pool.call("keep", {"keys": sorted(kept), "graph": graph}, doing=DROPPING)
             self._cached = graph
@@ -315,16 +299,3 @@ def _failure_is_logged(doing: str) -> Iterator[None]:
         yield
     except SPError as error:
         log.warning("%s: %s", doing, error)
-
-
-def _lost_a_clone(reference: weakref.ref[Session], model: RemoteModel) -> None:
-    """A clone is gone. A weak set counts the dying one still, so this looks for a live one."""
-    session = reference()
-    if session is not None and next(iter(model.patchers), None) is None:
-        threading.Thread(target=session.drop, args=(model,), name="sp-drop", daemon=True).start()
-
-
-def _dropped(reference: weakref.ref[Session], recipe: Recipe) -> None:
-    session = reference()
-    if session is not None:
-        threading.Thread(target=session.forget, args=(recipe,), name="sp-forget", daemon=True).start()
