@@ -16,8 +16,10 @@ from ...pool.coordinator import Pool
 from ...pool.devices import WorkerDevice
 from ...pool.errors import Cancelled, WorkerFailed
 from ...pool.launcher import ServiceSpec
+from ...settings import idle_s
 from .. import comfy_api
 from .held_models import HeldModels
+from .idle import end_when_idle
 from .progress import Watcher
 from .recipe import Recipe, union
 from .remote_model import RemoteModel
@@ -60,6 +62,8 @@ class Session:
         self._lock = threading.RLock()
         self._pool: Pool | None = None
         self._ended = False
+        #: ids of the prompts that ran when the pool was needed last
+        self._prompts: set[str] = set()
         #: how each model that the workers hold is made, by its key
         self._resident: dict[str, Recipe] = {}
         #: the graph whose nodes the workers have in their caches
@@ -101,6 +105,7 @@ class Session:
     def ensure(self, model: RemoteModel) -> Pool:
         """The pool, with ``model`` loaded in every worker."""
         with self._lock:
+            self._prompts = comfy_api.running_prompts()
             pool = self._ready(model.devices) or self._start(model.devices)
             if model.must_replay or model.recipe.key not in self._resident:
                 self._load_as_lean_as_possible(pool, model)
@@ -133,8 +138,26 @@ class Session:
             raise SPError("ComfyUI is ending; no workers are started any more")
         pool = self._pool = Pool(devices, self._service(devices))
         pool.launch()
+        if limit_s := idle_s():
+            end_when_idle(pool, limit_s, self._in_use, partial(self._end_unused, pool))
         pool.join(_interrupting(Watcher("starting")))
         return pool
+
+    def _in_use(self) -> bool:
+        """The prompt that needed the pool last still runs."""
+        return not self._prompts.isdisjoint(comfy_api.running_prompts())
+
+    def _end_unused(self, pool: Pool) -> bool:
+        """End ``pool``, or give false where another thread takes it in use."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if pool is not self._pool or self._in_use() or pool.is_busy():
+                return False
+            self.close()
+            return True
+        finally:
+            self._lock.release()
 
     def _service(self, devices: tuple[WorkerDevice, ...]) -> ServiceSpec:
         import sys
