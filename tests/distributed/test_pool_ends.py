@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from campaign import CAMPAIGN
+from campaign import CAMPAIGN, within
 
 HERE = Path(__file__).parent
 ROUNDS = 20 if CAMPAIGN else 1
 #: in this time all is gone
-GONE_S = 5.0
+GONE_S = within(5.0)
 
 PARENT = """
 import os, sys, threading, time
@@ -99,7 +99,7 @@ def test_nothing_is_left_of_a_pool(how: str | signal.Signals, busy: bool) -> Non
             if how == "exec":
                 assert parent.stdout.readline() == "replaced\n"
             else:
-                parent.wait(30)
+                parent.wait(within(30))
             deadline = time.monotonic() + GONE_S
             while left(workers, files, directory) and time.monotonic() < deadline:
                 time.sleep(0.1)

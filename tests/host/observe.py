@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from campaign import CAMPAIGN
+from campaign import CAMPAIGN, within
 from host.graphs import Branch, Graph, Link, Result, latent, load, read, sample, text
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
@@ -97,11 +97,20 @@ def alive(pid: int) -> bool:
 
 
 def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    deadline = time.monotonic() + seconds
+    """Until the condition holds: ``seconds`` at most in a campaign, or, in a plain run, until it is taken to hang."""
+    started = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        assert time.monotonic() - started < within(seconds), f"not within {within(seconds):.0f} s: {what}"
         time.sleep(0.02)
     return found
+
+
+def holds_within(condition: Callable[[], Any], seconds: float) -> bool:
+    """Whether the condition holds before these seconds are over."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(condition())
 
 
 # -- leftovers ----------------------------------------------------------------------------

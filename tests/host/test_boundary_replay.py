@@ -8,13 +8,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from campaign import within
 from host.boundary import (
     EVEN,
     LORA,
@@ -33,7 +33,7 @@ from host.boundary import (
     watched,
 )
 from host.graphs import TOLERANCE, Branch, Case, Link, compare, latent, load, read, relative, run_sp, sample, text
-from host.observe import pids
+from host.observe import pids, wait_for
 from safetensors.torch import load_file, save_file
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
@@ -342,9 +342,15 @@ def test_runs_begin_and_end_in_the_workers(server: ComfyServer) -> None:
             return on_wan(branch, branch.patch(branch.add("SPForeignPerRun", model=load(branch, "tiny_wan_t2v_low"))[0]), seed=seed)
 
         run_sp(server, named(f"life_{seed}", case))
+    lives: dict[int, Counter[str]] = {0: Counter(), 1: Counter()}
+
+    def told() -> bool:
+        for rank, more in notes(server, "lives").items():
+            lives[rank] += more
+        return sum(counted.total() for counted in lives.values()) >= 8
+
     # the end of a run is told to the workers behind the prompt
-    time.sleep(1.0)
-    lives = notes(server, "lives")
+    wait_for(told, 5, "both ranks to say how two runs began and ended")
     assert lives == {rank: Counter(pre_run=2, cleanup=2) for rank in (0, 1)}, lives
 
 
@@ -429,7 +435,7 @@ def follows(order: list[int], ahead: int = 3) -> bool:
 
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
-        done = through.wait(2.0)
+        done = through.wait(within(2.0))
         state.abort(1)  # releases a rank that waits for ever
         thread.join()
         return done

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from campaign import within
 from host.graphs import Branch, Link, read
 from host.observe import (
     alive,
@@ -36,9 +37,8 @@ from sp_core.demo.comfy_server import ComfyServer, PromptFailed
 #: many of these tests start workers anew
 WORLD_SIZE = count(2, 3)
 DEVICES, LAST = f"cpu:{WORLD_SIZE}", WORLD_SIZE - 1
-#: what a person waits for without complaint; a busy machine adds its own
-ERROR_S = 10.0
-SLACK_S = 5.0
+#: what a person waits for without complaint, and some room
+ERROR_S = within(15.0)
 TIMEOUT_S = 10
 
 
@@ -92,7 +92,7 @@ def test_one_rank_fails(own: ComfyServer, expected: torch.Tensor, temporary: Pat
     print(f"\n{kind}: {seconds:.1f} s: {text}")
     assert re.search(sentence, text), text
     assert "\n" not in text.strip()
-    assert seconds < ERROR_S + SLACK_S + (TIMEOUT_S if kind == "hang" else 0)
+    assert seconds < ERROR_S + (TIMEOUT_S if kind == "hang" else 0)
     if kind in ("device lost", "exit", "hang"):
         nothing_left(own, temporary, before)
     trace = own.log() + "".join(path.read_text() for path in temporary.glob("comfyui-sp-rank*.log"))
@@ -164,7 +164,7 @@ def test_a_rank_is_killed_at_a_random_moment(own: ComfyServer, expected: torch.T
                 times.append(time.monotonic() - started)
                 told = f", error after {times[-1]:.1f} s"
                 assert f"worker of rank {rank} ended unexpectedly (signal 9" in text, text
-                assert times[-1] < ERROR_S + SLACK_S, f"{moment}: the error took {times[-1]:.1f} s"
+                assert times[-1] < ERROR_S, f"{moment}: the error took {times[-1]:.1f} s"
             else:
                 assert moment in ("start-up", "load"), f"{moment}: rank {rank} was killed and the prompt did not fail"
         elif prompt_id:
@@ -216,8 +216,8 @@ def leave(server: ComfyServer, directory: Path, how: signal.Signals) -> None:
     left = pids(server)
     server.process.send_signal(how)
     started = time.monotonic()
-    wait_for(lambda: not any(map(alive, left)), 5 + SLACK_S, "the workers to leave with their host")
-    server.process.wait(20)
+    wait_for(lambda: not any(map(alive, left)), 5, "the workers to leave with their host")
+    server.process.wait(within(20))
     print(f"\nworkers gone {time.monotonic() - started:.1f} s after their host")
     wait_for(lambda: not private_directories(directory), 5, "the private directory to go")
 

@@ -97,7 +97,7 @@ def wait_for_threads() -> None:
     gc.collect()
     for thread in threading.enumerate():
         if thread.name == "sp-forget":
-            thread.join(5)
+            thread.join(60)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_dropped_model_leaves_the_devices_at_once_and_main_memory_behind_the_p
     key = model.recipe.key
     del model
     gc.collect()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(comfy.workers.operations) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert comfy.workers.operations == ["load", "release"] and comfy.workers.models == {key}

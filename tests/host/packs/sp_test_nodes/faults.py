@@ -182,14 +182,17 @@ class SPTestSlowInWorkers:
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",), "seconds": ("FLOAT", {"default": 1.0})}}
+        until = ("STRING", {"default": ""})
+        return {"required": {"model": ("MODEL",), "seconds": ("FLOAT", {"default": 1.0})}, "optional": {"until": until}}
 
     RETURN_TYPES = ("MODEL",)
     FUNCTION = "wait"
     CATEGORY = "test"
 
-    def wait(self, model, seconds):
+    def wait(self, model, seconds, until=""):
         if _rank() is not None:
+            if until:
+                _wait_until(until)
             parts = []
             for _ in range(10):
                 time.sleep(seconds / 10)
@@ -224,6 +227,12 @@ class SPTestFault:
         return (model,)
 
 
+def _wait_until(path):
+    """Until the test makes this file."""
+    while not os.path.exists(path):
+        time.sleep(0.02)
+
+
 def _fail(kind):
     if kind == "device memory":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 23.64 GiB")
@@ -233,6 +242,9 @@ def _fail(kind):
         raise torch.AcceleratorError("CUDA error: unspecified launch failure")
     if kind in ("hang", "slow"):
         time.sleep(3600 if kind == "hang" else 5)
+        return
+    if kind.startswith("until "):
+        _wait_until(kind.removeprefix("until "))
         return
     if kind == "exit":
         os._exit(7)
