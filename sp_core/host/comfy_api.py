@@ -158,9 +158,19 @@ def interrupted() -> bool:
 
 def running_prompts() -> set[str]:
     """Ids of the prompts that ComfyUI runs now. None run where no server was made."""
+    return {item[1] for item in _running()}
+
+
+def _running() -> list[Any]:
+    """Relies on ``PromptQueue.currently_running``: (number, prompt id, nodes by id, ...)."""
     server = sys.modules.get("server")
     queue = getattr(getattr(getattr(server, "PromptServer", None), "instance", None), "prompt_queue", None)
-    return set() if queue is None else {item[1] for item in list(queue.currently_running.values())}
+    return [] if queue is None else list(queue.currently_running.values())
+
+
+def running_nodes() -> list[dict[str, Any]]:
+    """The nodes of the prompts that ComfyUI runs now, without those that a node expands into."""
+    return [node for item in _running() for node in item[2].values()]
 
 
 def raise_interrupt() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from .recipe import Recipe
@@ -23,6 +23,8 @@ class HeldModels:
 
     def __init__(self, dropped: Callable[[Recipe], None]) -> None:
         self._dropped = dropped
+        #: names of the loaders in the prompt that patched a MODEL last
+        self.loaders: Collection[str] = ()
         self._ends: weakref.WeakKeyDictionary[RemoteModel, weakref.finalize] = weakref.WeakKeyDictionary()
 
     def __iter__(self) -> Iterator[RemoteModel]:

@@ -33,10 +33,12 @@ class WorkerSession(Protocol):
     """What a remote model asks of :class:`.session.Session`, which starts the workers and knows which models they hold."""
 
     def ensure(self, model: RemoteModel) -> Pool:
-        """The running pool, with ``model`` loaded in every worker."""
+        """The pool of the model's devices, with ``model`` loaded in every worker."""
         ...
 
-    def running_pool(self) -> Pool | None: ...
+    def running_pool(self, model: RemoteModel) -> Pool | None:
+        """The pool of the model's devices, if it can take requests."""
+        ...
 
     def holds(self, model: RemoteModel) -> bool:
         """The workers have ``model``, on their devices or in main memory."""
@@ -134,8 +136,8 @@ class RemoteModel:
         if device.type == "cpu" or not self.shares(device):
             return free
         weights = spare = 0
-        pool = self._session.running_pool()
-        if pool is not None and pool.devices == self.devices:
+        pool = self._session.running_pool(self)
+        if pool is not None:
             rank = next(rank for rank, worker in enumerate(self.devices) if worker.is_on(device))
             state = pool.shared_state.ranks[rank]
             weights, spare = state.weight_bytes, state.spare_bytes

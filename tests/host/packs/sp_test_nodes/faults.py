@@ -102,10 +102,11 @@ class SPTestReleaseOneRank:
     CATEGORY = "test"
 
     def release(self, samples, model, rank):
-        from sp_core.host.ui.session import release_body, session
+        from sp_core.host.ui.pool_models import release_body
+        from sp_core.host.ui.session import session
 
-        pool = session().running_pool()
-        pool.call("release", {**release_body(pool, model.sp), "ranks": [rank], "wholly": False})
+        pool = session().running_pool(model.sp)
+        pool.call("release", {**release_body(pool, model.sp.recipe.key), "ranks": [rank], "wholly": False})
         return {"ui": {"held": [state.weight_bytes for state in pool.shared_state.ranks]}, "result": (samples,)}
 
 
