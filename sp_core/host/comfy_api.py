@@ -195,6 +195,20 @@ def off_the_device(patcher: Any) -> None:
         model.to("cpu")
 
 
+def uses_device(device: Any) -> bool:
+    """This process has something on ``device`` already, so that asking for its memory takes none there.
+
+    Relies on ``current_loaded_models`` and, for what was there once, on torch's knowledge of a CUDA context.
+    """
+    import comfy.model_management as management
+    import torch
+
+    if any(entry.device == device for entry in management.current_loaded_models):
+        return True
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    return device.type == "cuda" and has_context is not None and bool(has_context(device.index))
+
+
 def server_routes() -> Any:
     """The server's route table (``PromptServer.instance.routes``), or None where no server was made."""
     server = sys.modules.get("server")

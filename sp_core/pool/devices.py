@@ -25,8 +25,10 @@ class WorkerDevice:
         return f"{self.kind}:{self.index}"
 
     def is_on(self, device: torch.device) -> bool:
-        """The worker computes on this device of ComfyUI's process; all CPU workers share the CPU."""
-        return self.kind == device.type and (self.kind == "cpu" or self.index == (device.index or 0))
+        """The worker computes on this device of ComfyUI's process; all CPU workers share the CPU, which has no index."""
+        if self.kind == device.type == "cpu" and device.index is None:
+            return True
+        return self.kind == device.type and self.index == (device.index or 0)
 
 
 def shared_devices(one: Collection[WorkerDevice], other: Collection[WorkerDevice]) -> list[WorkerDevice]:

@@ -130,7 +130,7 @@ class PoolModels:
         pool.forget_sent()
         pool.afterwards("finish", {"key": model.recipe.key, "method": model.plan.after_run}, "clearing up after sampling")
         if model.keep_loaded == "never":
-            model.on_devices = False
+            model.left()
             pool.afterwards("release", partial(release_body, pool, model.recipe.key), RELEASING)
 
     def release(self, model: RemoteModel, device: torch.device | None = None) -> None:

@@ -99,8 +99,8 @@ class RemoteModel:
         self.allowance = math.inf
         #: set by the session. SP Model Patch ran anew and files may have changed: the workers have to replay the graph
         self.must_replay = True
-        #: cleared by the session. The workers were asked to bring the weights to the devices, and not yet to take them off
-        self.on_devices = False
+        #: devices to which workers were asked to bring the weights, and not yet to take them off
+        self._on_devices: frozenset[WorkerDevice] = frozenset()
         self._session = session
         self._pool_of_run: Pool | None = None
         #: number of the sampling run, by which each worker knows that another one has begun
@@ -115,12 +115,16 @@ class RemoteModel:
         # ComfyUI may load the model again in the middle of a run, which does not begin another one
         self._run_number = self._run_number or time.monotonic_ns()
         self._pool_of_run = self._session.ensure(self)
-        self.on_devices = True
+        self._on_devices = frozenset(self.devices)
 
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes that worker 0 holds on its device, as far as this process knows. Never waits."""
-        return self.weight_bytes if self.on_devices and self._session.holds(self) else 0
+    def resident_bytes(self, device: torch.device | None = None) -> int:
+        """Bytes that a worker holds on ``device``, or on any device, as far as this process knows. Never waits."""
+        there = any(device is None or worker.is_on(device) for worker in self._on_devices)
+        return self.weight_bytes if there and self._session.holds(self) else 0
+
+    def left(self, device: torch.device | None = None) -> None:
+        """The session asks the workers to take the weights off all devices, or off ``device`` only."""
+        self._on_devices = frozenset(worker for worker in self._on_devices if device is not None and not worker.is_on(device))
 
     def finish(self) -> None:
         """After sampling, also after a failed one. Never waits for a block that a worker still computes after a cancel."""
@@ -151,6 +155,10 @@ class RemoteModel:
         """A worker computes on ``device`` of this process."""
         return any(worker.is_on(device) for worker in self.devices)
 
+    def further_devices(self, own: torch.device) -> list[torch.device]:
+        """Devices of workers beside ``own``, that on which ComfyUI would compute the model."""
+        return [torch.device(worker.kind, worker.index) for worker in self.devices if not worker.is_on(own)]
+
     # -- Channel -----------------------------------------------------------------------
 
     def forward(self, method: str, named: dict[str, Any], extra: dict[str, Any], transformer_options: dict[str, Any]) -> Any:
@@ -176,6 +184,7 @@ class RemoteModel:
         }
         reply = self._call(pool, "forward", body, device)
         pool.out_of_step = False
+        self._on_devices = frozenset(self.devices)  # where ComfyUI took them off meanwhile, they are back
         self._account(pool, reply["stats"], time.perf_counter() - started)
         return reply["output"]
 

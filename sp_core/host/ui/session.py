@@ -208,7 +208,7 @@ class Session:
 
     def release(self, model: RemoteModel, device: torch.device | None = None) -> None:
         """Take the weights of ``model`` off the workers' devices and out of pinned memory, or off ``device`` only."""
-        model.on_devices = False
+        model.left(device)
         with self._lock:
             models = self._running(model)
             if models is not None:

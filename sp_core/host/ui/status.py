@@ -76,7 +76,7 @@ def _model(model: RemoteModel) -> dict[str, Any]:
         "devices": [str(device) for device in model.devices],
         "keep_loaded": model.keep_loaded,
         "weight_bytes": model.weight_bytes,
-        "on_devices": model.resident_bytes > 0,
+        "on_devices": model.resident_bytes() > 0,
         "forwards": len(run.steps),
         "last_steps_s": [round(step, 4) for step in run.steps[-LAST_STEPS:]],
         "decision": run.decision,
