@@ -13,7 +13,7 @@ import pytest
 from campaign import CAMPAIGN
 from host.boundary import alone, before, named, on_wan, refusal, write_pack
 from host.graphs import Branch, Link, compare, load, run_sp
-from host.observe import alive, count, pids, private_directories, wait_for
+from host.observe import alive, count, nothing_is_left, pids
 
 from sp_core.demo.comfy_server import ComfyServer
 
@@ -188,13 +188,11 @@ def restart(own: ComfyServer, temporary: Path, seed: int) -> None:
         return on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=seed)
 
     run_sp(own, named(f"before_restart_{seed}", video), DEVICES)
-    old, folders = pids(own), private_directories(temporary)
-    assert len(old) == 2 and len(folders) == 1
+    old = pids(own)
+    assert len(old) == 2
     try:
-        with contextlib.suppress(OSError):
+        with nothing_is_left(own, temporary), contextlib.suppress(OSError):
             own.get("/sp_foreign/restart")
-        wait_for(lambda: not any(map(alive, old)), 5, "the workers to end with the program that was replaced")
-        wait_for(lambda: not private_directories(temporary), 5, "their folder to go")
         own.wait_until_up()
         compare(own, named(f"behind_restart_{seed}", video), DEVICES)
         assert len(pids(own)) == 2

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from campaign import within
+from campaign import CAMPAIGN, within
 from host.graphs import Branch, Link, read
 from host.observe import (
     alive,
@@ -22,6 +22,7 @@ from host.observe import (
     count,
     dice,
     failure,
+    nothing_is_left,
     open_things,
     pids,
     private_directories,
@@ -213,13 +214,9 @@ def leave(server: ComfyServer, directory: Path, how: signal.Signals) -> None:
     """In the middle of a step."""
     server.queue(video("cpu:2", shape="1,16,5,20,28", steps=60)[0])
     wait_for(_phase(server, "computing"), 120, "the first step")
-    left = pids(server)
-    server.process.send_signal(how)
-    started = time.monotonic()
-    wait_for(lambda: not any(map(alive, left)), 5, "the workers to leave with their host")
+    with nothing_is_left(server, directory):
+        server.process.send_signal(how)
     server.process.wait(within(20))
-    print(f"\nworkers gone {time.monotonic() - started:.1f} s after their host")
-    wait_for(lambda: not private_directories(directory), 5, "the private directory to go")
 
 
 def test_workers_leave_with_their_host_that_is_killed(
@@ -239,6 +236,14 @@ def test_workers_leave_with_their_host_whatever_ends_it(comfyui: Path, base: Pat
     for _ in range(count(1, 20)):
         with ComfyServer(comfyui, base, "--cpu", environment={"TMPDIR": str(tmp_path)}) as server:
             leave(server, tmp_path, how)
+
+
+@pytest.mark.timeout(3600 if CAMPAIGN else 600)
+def test_nothing_is_left_of_workers_that_are_released(own: ComfyServer, temporary: Path, expected: torch.Tensor) -> None:
+    for _ in range(count(1, 20)):
+        works(own, expected)
+        with nothing_is_left(own, temporary):
+            own.run({"1": {"class_type": "SPRelease", "inputs": {"what": "workers"}}})
 
 
 # -- small disks ------------------------------------------------------------------------------
