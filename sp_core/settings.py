@@ -14,6 +14,7 @@ START_TIMEOUT = "SP_START_TIMEOUT_S"
 LOG_LEVEL = "SP_LOG_LEVEL"
 NO_EXTENSIONS = "SP_NO_EXT"
 VERIFY_RANKS = "SP_VERIFY_RANKS"
+IDLE = "SP_IDLE_S"
 
 #: compiling a kernel or reading a large model from a slow disk takes minutes, never ten
 DEFAULT_STALL_TIMEOUT_S = 600.0
@@ -49,6 +50,15 @@ def verify_ranks() -> bool:
 
 def _switch(variable: str) -> bool:
     return os.environ.get(variable, "") not in ("", "0")
+
+
+def idle_s() -> float | None:
+    """``SP_IDLE_S``: seconds after which workers that nobody uses end; None where it is not set, is 0 or is no number."""
+    try:
+        seconds = float(os.environ.get(IDLE, 0))
+    except ValueError:
+        return None
+    return max(1.0, seconds) if seconds > 0 else None
 
 
 def _seconds(variable: str, default: float) -> float:

@@ -160,9 +160,19 @@ def interrupted() -> bool:
 
 def running_prompts() -> set[str]:
     """Ids of the prompts that ComfyUI runs now. None run where no server was made."""
+    return {item[1] for item in _running()}
+
+
+def _running() -> list[Any]:
+    """Relies on ``PromptQueue.currently_running``: (number, prompt id, nodes by id, ...)."""
     server = sys.modules.get("server")
     queue = getattr(getattr(getattr(server, "PromptServer", None), "instance", None), "prompt_queue", None)
-    return set() if queue is None else {item[1] for item in list(queue.currently_running.values())}
+    return [] if queue is None else list(queue.currently_running.values())
+
+
+def running_nodes() -> list[dict[str, Any]]:
+    """The nodes of the prompts that ComfyUI runs now, without those that a node expands into."""
+    return [node for item in _running() for node in item[2].values()]
 
 
 def raise_interrupt() -> None:
@@ -185,6 +195,20 @@ def off_the_device(patcher: Any) -> None:
     tracked = any(entry.model is not None and patcher.is_clone(entry.model) for entry in management.current_loaded_models)
     if not tracked and any(weight.device.type not in ("cpu", "meta") for weight in model.parameters()):
         model.to("cpu")
+
+
+def uses_device(device: Any) -> bool:
+    """This process has something on ``device`` already, so that asking for its memory takes none there.
+
+    Relies on ``current_loaded_models`` and, for what was there once, on torch's knowledge of a CUDA context.
+    """
+    import comfy.model_management as management
+    import torch
+
+    if any(entry.device == device for entry in management.current_loaded_models):
+        return True
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    return device.type == "cuda" and has_context is not None and bool(has_context(device.index))
 
 
 def server_routes() -> Any:

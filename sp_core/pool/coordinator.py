@@ -160,6 +160,22 @@ class Pool:
             with contextlib.suppress(RuntimeError):  # where the other thread never let go, this one does not hold the lock
                 self._lock.release()
 
+    # -- is it in use ------------------------------------------------------------
+
+    @property
+    def requests(self) -> int:
+        """How many requests the workers have been sent."""
+        return self._request
+
+    def is_busy(self) -> bool:
+        """A rank works on a request, also on one that was cancelled. Never waits."""
+        if not self._lock.acquire(blocking=False):
+            return True
+        try:
+            return self._pending is not None
+        finally:
+            self._lock.release()
+
     # -- calls -------------------------------------------------------------------
 
     def call(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 from host.boundary import before, behind, named, notes, on_wan, watched
 from host.graphs import Branch, Link, compare, load, run_sp
+from host.observe import wait_for
 
 from sp_core.demo.comfy_server import ComfyServer
 
@@ -32,9 +32,15 @@ def test_runs_begin_and_end_in_the_workers(server: ComfyServer) -> None:
             return on_wan(branch, branch.patch(branch.add("SPForeignPerRun", model=load(branch, "tiny_wan_t2v_low"))[0]), seed=seed)
 
         run_sp(server, named(f"life_{seed}", case))
+    lives: dict[int, Counter[str]] = {0: Counter(), 1: Counter()}
+
+    def told() -> bool:
+        for rank, more in notes(server, "lives").items():
+            lives[rank] += more
+        return sum(counted.total() for counted in lives.values()) >= 8
+
     # the end of a run is told to the workers behind the prompt
-    time.sleep(1.0)
-    lives = notes(server, "lives")
+    wait_for(told, 5, "both ranks to say how two runs began and ended")
     assert lives == {rank: Counter(pre_run=2, cleanup=2) for rank in (0, 1)}, lives
 
 

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import torch
+from campaign import within
 
 from sp_core.pool.errors import PeerFailed
 from sp_core.pool.run_ahead import RunAheadLimit
@@ -41,7 +42,7 @@ def follows(order: list[int], ahead: int = 3) -> bool:
 
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
-        done = through.wait(2.0)
+        done = through.wait(within(2.0))
         state.abort(1)  # releases a rank that waits for ever
         thread.join()
         return done

@@ -51,7 +51,7 @@ def test_which_worker_is_on_a_device(worker: WorkerDevice, device: str, same: bo
 def test_the_headroom_is_the_same_before_and_behind_the_first_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = (WorkerDevice("cuda", 1), WorkerDevice("cuda", 0))
     running: Any = None
-    session: Any = SimpleNamespace(running_pool=lambda: running)
+    session: Any = SimpleNamespace(running_pool=lambda model: running)
     model = RemoteModel(session, SimpleNamespace(key="key"), devices, plan_named("WanModel"), 14 * GB)  # type: ignore[arg-type]
     buffer = SharedBuffer.create(tmp_path, "shared_state", SharedState.nbytes(2))
     pool = SimpleNamespace(devices=devices, shared_state=SharedState(buffer, 2))

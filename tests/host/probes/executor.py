@@ -111,10 +111,11 @@ def running_prompts_are_known_and_a_server_can_be_made_for_packs() -> None:
     expect(hasattr(instance, "routes") and instance.client_id is None, "PromptServer has no routes or client_id any more")
     instance.send_sync("executing", {})
     queue = instance.prompt_queue = execution.PromptQueue(SimpleNamespace(queue_updated=lambda: None))
-    queue.put((0, "four", {}, {}, []))
+    queue.put((0, "four", IMAGE, {}, []))
     expect(comfy_api.running_prompts() == set(), "a prompt that waits counts as running")
     queue.get()
     expect(comfy_api.running_prompts() == {"four"}, "PromptQueue.currently_running does not have the prompt's id second")
+    expect(comfy_api.running_nodes() == list(IMAGE.values()), "PromptQueue.currently_running does not have the prompt's nodes third")
 
 
 @probe

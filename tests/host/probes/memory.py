@@ -6,6 +6,7 @@ import ast
 import copy
 import inspect
 import textwrap
+from typing import Any
 
 from .registry import IMAGE, Server, expect, patcher, probe
 
@@ -35,6 +36,38 @@ def memory_management_asks_a_patched_model() -> None:
     calls.clear()
     management.unload_all_models()
     expect(calls == ["detach"], f"unload_all_models calls {calls} instead of detach")
+
+
+@probe
+def what_workers_hold_on_another_device_is_counted_with_the_model() -> None:
+    from types import SimpleNamespace
+
+    import comfy.model_management as management
+    import torch
+
+    from sp_core.host import comfy_api
+    from sp_core.host.ui.device_memory import DeviceShare
+
+    second, released = torch.device("cpu", 1), []
+    sp: Any = SimpleNamespace(weight_bytes=1 << 20, keep_loaded="auto", release=lambda device: released.append(device))
+    sp.resident_bytes = lambda device: 0 if released else 1 << 20
+    share = DeviceShare(sp, second, torch.device("cpu"))
+    model, calls = patcher()
+    model.model_patches_models = lambda: [share]
+    expect(not comfy_api.uses_device(second), "a device is in use on which nothing is loaded")
+    management.load_models_gpu([model])
+    expect(comfy_api.uses_device(second), "load_models_gpu does not load what model_patches_models() gives")
+    calls.clear()
+    measured = management.get_free_memory
+    management.get_free_memory = lambda device=None, torch_free_too=False: (0, 0) if torch_free_too else 0
+    try:
+        management.free_memory(1 << 10, second)
+    finally:
+        management.get_free_memory = measured
+    expect(released == [second], f"a demand on the second device asks for {released}")
+    expect(not calls, f"a demand on the second device calls {calls} of a model on the first")
+    management.free_memory(1e30, second)
+    expect(not comfy_api.uses_device(second), "a share cannot be unloaded")
 
 
 @probe

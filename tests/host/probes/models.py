@@ -82,6 +82,52 @@ def clones_share_the_backup_of_what_they_patch() -> None:
 
 
 @probe
+def a_patched_model_goes_with_its_last_clone() -> None:
+    """What the workers hold for it goes then, and Python may look for circles of references much later."""
+    import gc
+    import weakref
+    from types import SimpleNamespace
+
+    import comfy.ldm.wan.model
+    import comfy.ops
+    import comfy.sample
+    import comfy.sd
+    import torch
+
+    from sp_core.demo.checkpoints import WAN, random_weights
+    from sp_core.host.ui.patcher import make_sp_patcher
+    from sp_core.pool.devices import WorkerDevice
+
+    shape = {name: WAN[name] for name in ("model_type", "in_dim", "out_dim")} | {"dim": 128, "ffn_dim": 64, "num_heads": 1, "num_layers": 1}
+    module = comfy.ldm.wan.model.WanModel(**shape, dtype=torch.float32, device="meta", operations=comfy.ops.disable_weight_init)
+    source = comfy.sd.load_diffusion_model_state_dict(random_weights(module, 0))
+    stats = {"exchange_s": 0, "exchange_bytes": 0, "exchanges": 0, "whole": [], "decision": "", "transport": ""}
+    workers = SimpleNamespace(out_of_step=False, last_call=SimpleNamespace(bytes_sent=0, bytes_reused=0))
+    workers.call = lambda operation, body, **_: {"output": torch.zeros_like(body["named"]["x"]), "stats": stats}
+    session: Any = SimpleNamespace(ensure=lambda _: workers, running_pool=lambda *_: None, holds=lambda _: True)
+    session.finish = session.release = lambda *_: None
+    devices = (WorkerDevice("cpu", 0), WorkerDevice("cpu", 1))
+    words = [[torch.zeros(1, 7, 4096), {}]]
+    gc.collect()
+    gc.disable()
+    try:
+        model: Any = make_sp_patcher(source, SimpleNamespace(key="key"), session, devices)  # type: ignore[arg-type]
+        parts = {"MODEL": model, "stand-in": model.model.diffusion_model, "remote model": model.sp}
+        left = {name: weakref.ref(part) for name, part in parts.items()}
+        parts.clear()
+        latent = torch.zeros(1, 16, 1, 4, 4)
+        settings = (2, 4.0, "euler", "simple", words, words, latent)
+        out = comfy.sample.sample(model.clone(), latent, *settings, disable_pbar=True, seed=1)
+        expect(out.shape == latent.shape, "nothing was sampled")
+        expect(all(reference() is not None for reference in left.values()), "a MODEL goes while ComfyUI holds it")
+        del model
+        stays = [name for name, reference in left.items() if reference() is not None]
+        expect(not stays, f"the {' and the '.join(stays)} of a patched MODEL stay until Python looks for circles")
+    finally:
+        gc.enable()
+
+
+@probe
 def callbacks_and_wrappers_have_the_names_that_are_looked_for() -> None:
     from comfy.patcher_extension import CallbacksMP, WrappersMP
 

@@ -97,10 +97,11 @@ class SPTestReleaseOneRank:
     CATEGORY = "test"
 
     def release(self, samples, model, rank):
-        from sp_core.host.ui.session import release_body, session
+        from sp_core.host.ui.pool_models import release_body
+        from sp_core.host.ui.session import session
 
-        pool = session().running_pool()
-        pool.call("release", {**release_body(pool, model.sp), "ranks": [rank], "wholly": False})
+        pool = session().running_pool(model.sp)
+        pool.call("release", {**release_body(pool, model.sp.recipe.key), "ranks": [rank], "wholly": False})
         return {"ui": {"held": [state.weight_bytes for state in pool.shared_state.ranks]}, "result": (samples,)}
 
 
@@ -177,14 +178,17 @@ class SPTestSlowInWorkers:
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",), "seconds": ("FLOAT", {"default": 1.0})}}
+        until = ("STRING", {"default": ""})
+        return {"required": {"model": ("MODEL",), "seconds": ("FLOAT", {"default": 1.0})}, "optional": {"until": until}}
 
     RETURN_TYPES = ("MODEL",)
     FUNCTION = "wait"
     CATEGORY = "test"
 
-    def wait(self, model, seconds):
+    def wait(self, model, seconds, until=""):
         if own_rank() is not None:
+            if until:
+                _wait_until(until)
             parts = []
             for _ in range(10):
                 time.sleep(seconds / 10)
@@ -219,6 +223,12 @@ class SPTestFault:
         return (model,)
 
 
+def _wait_until(path):
+    """Until the test makes this file."""
+    while not os.path.exists(path):
+        time.sleep(0.02)
+
+
 def _fail(kind):
     if kind == "device memory":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 23.64 GiB")
@@ -228,6 +238,9 @@ def _fail(kind):
         raise torch.AcceleratorError("CUDA error: unspecified launch failure")
     if kind in ("hang", "slow"):
         time.sleep(3600 if kind == "hang" else 5)
+        return
+    if kind.startswith("until "):
+        _wait_until(kind.removeprefix("until "))
         return
     if kind == "exit":
         os._exit(7)
