@@ -1,0 +1,60 @@
+"""The form in which objects cross, which both sides know.
+
+A value is None, a number or a text as it is, ["ref", i] for entry i of a table of objects, or a list that begins with another word.
+An entry is a list that begins with its kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import SPError
+
+#: entries of these kinds never change
+FIXED = ("module", "name", "python", "own", "method", "partial")
+#: a longer path says nothing to anybody
+_LONGEST_PATH = 120
+
+
+class CannotTravel(SPError):
+    """A value cannot cross. ``why`` is a clause about ``path``, the place where it lies."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path[:_LONGEST_PATH]} {why}")
+
+
+@dataclass(frozen=True)
+class Own:
+    """Something that the workers have by themselves, by its place in the MODEL's options there."""
+
+    place: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """``tree`` is what crosses; ``objects[i]`` is what entry i of its table stands for."""
+
+    tree: dict[str, Any]
+    objects: list[Any]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Two entries say the same."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        alike = isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype
+        return alike and torch.equal(a, b.to(a.device))
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+def by_name(module: ModuleType | None, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
