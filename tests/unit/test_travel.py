@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
@@ -230,6 +231,7 @@ def test_functions_and_classes_by_their_names(two: Processes) -> None:
     assert two.send(two.here.Wrapper) is two.there.Wrapper
     assert two.send(two.here.Mode.OFF) is two.there.Mode.OFF
     assert two.send(torch.nn.functional.relu) is torch.nn.functional.relu
+    assert two.send(max) is max and type(two.send(object())) is object
     assert two.send({"module": torch.nn})["module"] is torch.nn
 
 
@@ -327,6 +329,9 @@ CANNOT = [
     (lambda m: m.deep(1)[1], "Local.*a class that cannot be found by its name"),
     (lambda m: {"a": m.Other()}, "it.a is a module that is no part of the model"),
     (lambda m: open(__file__), "TextIOWrapper"),  # noqa: SIM115
+    (lambda m: os.system, "Python's posix"),
+    (lambda m: {"os": os}, "the Python module os"),
+    (lambda m: eval, "eval of Python's builtins"),
     (lambda m: re.compile("x"), "Pattern"),
     (lambda m: (x for x in ()), "generator"),
     (lambda m: torch.Generator(), "Generator"),

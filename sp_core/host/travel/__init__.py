@@ -8,9 +8,9 @@ the other side too, and what it keeps can be told back.
 
 from __future__ import annotations
 
-from .entries import CannotTravel, Own, Packed
+from .entries import LIBRARIES, CannotTravel, Own, Packed
 from .module_code import ModuleCode
 from .pack import changes, pack
 from .unpack import World, absorb, unpack
 
-__all__ = ["CannotTravel", "ModuleCode", "Own", "Packed", "World", "absorb", "changes", "pack", "unpack"]
+__all__ = ["LIBRARIES", "CannotTravel", "ModuleCode", "Own", "Packed", "World", "absorb", "changes", "pack", "unpack"]

@@ -6,6 +6,7 @@ An entry is a list that begins with its kind.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,28 @@ from ...errors import SPError
 
 #: entries of these kinds never change
 FIXED = ("module", "name", "python", "own", "method", "partial")
+#: of Python's own, what may cross by its name
+LIBRARIES = ("math", "functools", "itertools", "collections", "contextlib", "dataclasses", "enum", "types", "typing", "operator", "copy")
+BUILTINS = (
+    "object",
+    "bool",
+    "int",
+    "float",
+    "str",
+    "list",
+    "dict",
+    "set",
+    "tuple",
+    "frozenset",
+    "slice",
+    "range",
+    "zip",
+    "len",
+    "min",
+    "max",
+    "sum",
+    "abs",
+)
 #: a longer path says nothing to anybody
 _LONGEST_PATH = 120
 
@@ -30,9 +53,12 @@ class CannotTravel(SPError):
 
 @dataclass(frozen=True)
 class Own:
-    """Something that the workers have by themselves, by its place in the MODEL's options there."""
+    """Something that the workers have by themselves, by its place in the MODEL's options there: it stands for that here."""
 
     place: tuple[Any, ...]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise SPError(f"{self.place} of the model runs in the workers only")
 
 
 @dataclass(frozen=True)
@@ -51,6 +77,12 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same, a, b))
     return type(a) is type(b) and a == b
+
+
+def is_pythons_own(module: str) -> bool:
+    """Something of a module of Python's that no patch of a model needs, such as files and processes."""
+    root = module.split(".")[0]
+    return root in sys.stdlib_module_names and root not in LIBRARIES
 
 
 def by_name(module: ModuleType | None, name: str) -> Any:

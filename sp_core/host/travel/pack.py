@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...pool.wire import unsendable
-from .entries import FIXED, CannotTravel, Own, Packed, by_name, same
+from .entries import BUILTINS, FIXED, CannotTravel, Own, Packed, by_name, is_pythons_own, same
 from .module_code import ModuleCode, methods_of, scalars_read
 
 _SCALARS = (bool, int, float, str)
@@ -130,6 +130,8 @@ class _Packer:
     def _name(self, value: Any, path: str) -> tuple[str, str]:
         """(module, qualified name) by which the other side finds ``value``."""
         module, name = getattr(value, "__module__", None) or "", value.__qualname__
+        if is_pythons_own(module) and (module != "builtins" or name not in BUILTINS):
+            raise CannotTravel(path, f"is {name} of Python's {module}, which no patch of a model may bring")
         if by_name(sys.modules.get(module), name) is not value:
             raise CannotTravel(path, f"is {name} of {module.rsplit('/', 1)[-1]}, which cannot be found by that name")
         return module, name
@@ -169,8 +171,10 @@ class _Packer:
         ]
 
     def _python(self, value: ModuleType, path: str) -> list[Any]:
-        if sys.modules.get(value.__name__) is not value:
-            raise CannotTravel(path, f"is a Python module that cannot be found as {value.__name__}")
+        if sys.modules.get(value.__name__) is not value or is_pythons_own(value.__name__):
+            raise CannotTravel(
+                path, f"is the Python module {value.__name__}, which cannot be found by that name or which no patch of a model may bring"
+            )
         return ["python", value.__name__]
 
     def _function(self, value: FunctionType, path: str) -> list[Any]:
@@ -179,6 +183,8 @@ class _Packer:
         module = sys.modules.get(name)
         digest = self._code.digest(value.__code__)
         self._functions.append(value)
+        if is_pythons_own(name):
+            raise CannotTravel(path, f"is {value.__qualname__} of Python's {name}, which no patch of a model may bring")
         if module is not None and value.__module__ == name and by_name(module, value.__qualname__) is value:
             return ["name", name, value.__qualname__, "", digest]
         if module is None or vars(module) is not value.__globals__ or self._code.find(module, digest) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import SPError
-from .entries import FIXED, Own, Packed, by_name, same
+from .entries import BUILTINS, FIXED, Own, Packed, by_name, same
 from .module_code import ModuleCode
 
 
@@ -122,7 +123,7 @@ class _Maker:
 
     def _named(self, entry: list[Any]) -> Any:
         _, module, name, member, digest = entry
-        found = by_name(self._world.module(module), name)
+        found = getattr(builtins, name) if module == "builtins" and name in BUILTINS else by_name(self._world.module(module), name)
         if member and found is not None:
             return found[member]
         code = self._world.code

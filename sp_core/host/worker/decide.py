@@ -44,7 +44,7 @@ class Decider:
             tokens=token_count(model.diffusion_model, call.x),
             rates=self.rates(call.x.dtype),
             may_idle=self.may_idle(model),
-            may_ring=self.may_ring(model),
+            may_ring=self.may_ring(model) and OVERRIDE not in call.options,
         )
 
     def rates(self, dtype: torch.dtype) -> MeasuredRates:

@@ -23,6 +23,7 @@ from ...pool.worker import WorkerContext
 from ...settings import stall_timeout_s
 from .. import comfy_api
 from . import comfy_memory, verify
+from .arrival import Arrivals
 from .decide import Decider
 from .digest import digests_of_all_ranks
 from .forward import run_forward
@@ -42,6 +43,7 @@ class HostService:
         comfy_memory.share_pinned_memory(context.world_size)
         register_models()
         self._replay = GraphReplay(context, options["catalogue"])
+        self._arrivals = Arrivals(self._replay.packs.module)
         self._residency = Residency(context)
         self._decider = Decider(context.world_size, context.device, self._measure_rates)
         self._groups = ParallelGroupsCache(self._make_transport, GROUP_TIMEOUT)
@@ -73,7 +75,8 @@ class HostService:
         if body["reset"]:
             # a request failed before this one, so the ranks' groups may be out of step
             self._groups.renew()
-        model, call = self._residency[body["key"]], ForwardCall.from_body(body)
+        model = self._residency[body["key"]]
+        call = self._arrivals.complete(ForwardCall.from_body(body), body["objects"], model)
         choice = self._decider.choice(model, call)
         groups = self._groups.build(choice.degrees)
         if groups is None:
@@ -84,7 +87,8 @@ class HostService:
         self._residency.show_memory(model)
         if verify.wanted() and choice.degrees.ranks == self.context.world_size:
             verify.check_ranks_agree(output)
-        return {"output": output, "stats": self._stats(choice, groups, state)}
+        changed = self._arrivals.changed() if self.context.rank == 0 else []
+        return {"output": output, "stats": self._stats(choice, groups, state), "changed": changed}
 
     def _stats(self, choice: DegreeChoice, groups: ParallelGroups, state: ForwardState) -> dict[str, Any]:
         stats, transport = groups.sequence.stats, groups.sequence.all_ranks
@@ -106,6 +110,7 @@ class HostService:
     def _do_finish(self, body: dict[str, Any]) -> None:
         """A sampling run is over: the model, and the host, let go of what they kept for it."""
         model = self._residency.get(body["key"])
+        self._arrivals.forget()
         try:
             if model is not None and body["method"]:
                 getattr(model.diffusion_model, body["method"])()
@@ -125,6 +130,7 @@ class HostService:
 
     def _do_keep(self, body: dict[str, Any]) -> dict[str, Any]:
         """Forget every model but these, on the device and in the cache of replayed graphs."""
+        self._arrivals.forget()
         self._residency.forget_all_but(body["keys"])
         self._replay.trim(body["graph"])
         self._residency.show_memory(None)

@@ -3,6 +3,7 @@
 Each of them needs something whole: all heads, all tokens, or all rows of the batch.
 """
 
+import threading
 import types
 
 import torch
@@ -259,7 +260,18 @@ class ValuesPassed:
             host.optimized_attention, host.optimized_attention_masked = before
 
 
-WRAPPERS = {"weaker": BlockWrapper, "values": ValuesPassed}
+class Locked:
+    """A replacement of a block that changes nothing, and holds what nobody can send."""
+
+    def __init__(self, switch, block):
+        self.lock = threading.Lock()
+
+    def __call__(self, args, extra):
+        with self.lock:
+            return extra["original_block"](args)
+
+
+WRAPPERS = {"weaker": BlockWrapper, "values": ValuesPassed, "locked": Locked}
 
 
 class SPForeignBlockWrapper(ModelNode):
@@ -286,7 +298,7 @@ class SPForeignGuider:
                 "model": ("MODEL",),
                 "positive": conditioning,
                 "negative": conditioning,
-                "kind": ([*WRAPPERS, "closure"],),
+                "kind": (list(WRAPPERS),),
                 "blocks": ("STRING", {"default": "0,2"}),
             }
         }
@@ -316,11 +328,29 @@ class SPForeignGuider:
 
         model = model.clone()
         for block in map(int, blocks.split(",")):
-            wrapper = (lambda args, extra: extra["original_block"](args)) if kind == "closure" else WRAPPERS[kind](switch, block)
-            model.set_model_patch_replace(wrapper, "dit", "double_block", block)
+            model.set_model_patch_replace(WRAPPERS[kind](switch, block), "dit", "double_block", block)
         guider = Guider(model)
         guider.set_conds(positive, negative)
         return (guider,)
+
+
+class SPForeignCounting(ModelNode):
+    """A residual that grows with each forward, keeps what it saw, and so depends on what it kept."""
+
+    def patch(self, model):
+        model = model.clone()
+        count, seen = 0, []
+
+        def add(args):
+            nonlocal count
+            if args["block_index"] != 1:
+                return {"img": args["img"]}
+            count += 1
+            seen.append(args["img"].mean(1, keepdim=True))
+            return {"img": args["img"] + 0.2 * count * sum(seen)}
+
+        model.set_model_patch(add, "double_block")
+        return (model,)
 
 
 # -- objects in transformer_options ---------------------------------------------------
