@@ -8,6 +8,8 @@ from ..plans.override import OVERRIDE
 
 #: forwards of modules that nodes behind SP Model Patch replace: "diffusion_model.blocks.0.ffn.forward" -> function
 LATE_FORWARDS = "sp_late_forwards"
+#: the path of an object patch that gives the model another class
+CLASS = "diffusion_model.__class__"
 #: only the diffusion model's own code reads these entries
 INSIDE_THE_MODEL = ("patches", "patches_replace", OVERRIDE, LATE_FORWARDS)
 #: these entries run in ComfyUI's process, around the model

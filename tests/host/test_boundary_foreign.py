@@ -5,6 +5,7 @@ Each kind of foreign node has a stand-in (``packs/sp_foreign_nodes``), in front 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,6 +92,7 @@ KINDS = [
     Kind("wrapped block", "SPForeignBlockWrapper", {"kind": "weaker", "block": 1}),
     Kind("values passed", "SPForeignBlockWrapper", {"kind": "values", "block": 1}, "tiny_ltxv", sampled=ltx("1,128,3,4,4", cfg=1.0)),
     Kind("count kept", "SPForeignCounting", sampled=wan(cfg=1.0, steps=3)),
+    Kind("kept in options", "SPForeignKept", sampled=wan(cfg=1.0, steps=3)),
     Kind("swapped forward", "SPForeignForwardSwapped"),
     Kind("swapped blocks", "SPForeignBlocksSwapped", checkpoint="tiny_ltxv", sampled=ltx("1,128,3,4,4", cfg=1.0)),
     Kind("swapped attention", "SPForeignAttentionSwapped"),
@@ -135,7 +137,7 @@ def test_never_a_wrong_picture(server: ComfyServer, kind: Kind, side: str, devic
 _INSIDE = [
     *("mixed heads", "told by the batch", "own attention", "frame score", "guided frame score", "token score", "guided token score"),
     *("feed-forward", "cross-attention", "block forward", "attention patch", "bypassed attention"),
-    *("wrapped block", "values passed", "object", "object with a closure", "count kept"),
+    *("wrapped block", "values passed", "object", "object with a closure", "count kept", "kept in options"),
 ]
 PROMISED = [(label, side) for label in _INSIDE for side in ("before", "behind")]
 #: of these: why they do not work today
@@ -160,10 +162,10 @@ def test_works(server: ComfyServer, kind: Kind, side: str, devices: str) -> None
 # -- classes --------------------------------------------------------------------------------
 
 
-def with_a_class(server: ComfyServer, name: str, side: str) -> Case:
+def with_a_class(server: ComfyServer, name: str, side: str, method: str = "forward_orig") -> Case:
     """A model whose class a pack made of the model's class; of a file of its own, as ComfyUI leaves the class in what branches share."""
     copy_checkpoint(server, name)
-    return (before if side == "before" else behind)("SPForeignClass", name)
+    return (before if side == "before" else behind)("SPForeignClass", name, method=method)
 
 
 def distance_from_stock(server: ComfyServer, case: Case) -> float:
@@ -184,9 +186,22 @@ def test_a_class_that_a_pack_made_is_never_a_wrong_picture(server: ComfyServer, 
     assert error <= TOLERANCE
 
 
-@today("A model whose class a pack made of a known one is refused.")
-def test_a_class_that_a_pack_made_works(server: ComfyServer) -> None:
-    assert distance_from_stock(server, with_a_class(server, "tiny_wan_class_works", "before")) <= TOLERANCE
+@pytest.mark.parametrize("method", ["", "forward_orig", "_forward", "forward"])
+def test_a_class_that_a_pack_made_works(server: ComfyServer, method: str) -> None:
+    """Where the class has code of its own in the forward, one device computes all of it, and the log names it."""
+    since, name = len(server.log()), f"tiny_wan_class_{method or 'alone'}"
+    case = with_a_class(server, name, "before", method)
+    mine = run_sp(server, case)
+    said = re.search(r"ForeignWanModel of sp_foreign_nodes.*one device computes all of it", server.log(since))
+    assert bool(said) == bool(method)
+    stock = Branch(Graph())
+    saved = stock.add("SPTestSaveLatent", samples=case(stock), name=f"{name}-stock")
+    assert relative(mine.parts[0], read(server.run(stock.graph.prompt)[saved.id]).parts[0]) <= TOLERANCE
+
+
+def test_a_class_of_torch_alone_in_the_place_of_the_models_own(server: ComfyServer) -> None:
+    copy_checkpoint(server, "tiny_wan_class_of_its_own")
+    assert distance_from_stock(server, before("SPForeignClassOfItsOwn", "tiny_wan_class_of_its_own")) <= TOLERANCE
 
 
 # -- guiders --------------------------------------------------------------------------------

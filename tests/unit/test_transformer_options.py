@@ -49,7 +49,7 @@ def outgoing(given: dict[str, Any] | None = None, foreign_code: bool = True) -> 
 
 def plain(options: dict[str, Any]) -> dict[str, Any]:
     """What crosses of options of which nothing but plain data has to."""
-    data, objects = outgoing().for_workers(options)
+    data, objects = outgoing(foreign_code=False).for_workers(options)
     assert objects is None
     return data
 
@@ -65,6 +65,14 @@ def test_plain_data_crosses() -> None:
         "grid_sizes": torch.Size([3, 5, 7]),
     }
     assert plain(options) == options
+
+
+def test_plain_data_that_code_inside_the_model_may_add_to_is_told_back() -> None:
+    options = {"kept": {"count": [1]}, "cond_or_uncond": [0], "sigmas": torch.tensor([0.5]), "run_vx": False, "wrappers": {}}
+    data, objects = outgoing(foreign_code=True).for_workers(options)
+    assert objects is not None and set(data) == {"sigmas", "run_vx"}
+    assert options["kept"] in objects.objects and options["cond_or_uncond"] in objects.objects
+    assert outgoing(foreign_code=False).for_workers({**options, "patches": {"double_block": [patch]}})[1] is not None
 
 
 def test_what_is_used_around_the_model_stays() -> None:
@@ -152,9 +160,9 @@ def test_patches_that_the_workers_have(given: dict[str, Any]) -> None:
 
 def test_a_patch_that_is_taken_away_again() -> None:
     _, objects = outgoing({"optimized_attention_override": patch}).for_workers({})
-    assert objects is not None and [
-        pair for pair in objects.tree["table"][0][1] if pair[0] == "optimized_attention_override"
-    ] == [["optimized_attention_override", None]]
+    assert objects is not None and [pair for pair in objects.tree["table"][0][1] if pair[0] == "optimized_attention_override"] == [
+        ["optimized_attention_override", None]
+    ]
 
 
 @pytest.mark.parametrize("options", [{}, {"patches": {}, "patches_replace": {}}, {"patches": {"double_block": []}}, {"patches": None}])

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sp_core.errors import SPError
-from sp_core.host.travel import CannotTravel, ModuleCode, Own, Packed, World, absorb, changes, pack, unpack
+from sp_core.host.travel import CannotTravel, ModuleCode, Own, Packed, World, absorb, changes, from_wire, pack, to_wire, unpack
 from sp_core.pool import wire
 
 NAME = "/packs/sp_travelling_pack"
@@ -45,6 +45,13 @@ class Mode(enum.Enum):
 class Switch:
     on: bool = False
     layers: list = field(default_factory=list)
+
+
+class Tuned:
+    amount = 2
+
+    def __call__(self, x):
+        return x * self.amount
 
 
 class Slotted:
@@ -175,8 +182,8 @@ class Processes:
     def send(self, value: Any) -> Any:
         """What the worker makes of ``value``."""
         self.packed = pack(value, "it", self.path_of, self.code)
-        encoded = wire.encode(self.packed.tree)
-        tree = wire.decode(encoded.tree, encoded.tensors, torch.device("cpu"))
+        encoded = wire.encode(to_wire(self.packed.tree))
+        tree = from_wire(wire.decode(encoded.tree, encoded.tensors, torch.device("cpu")))
         made, self.last = unpack(tree, self.world(), self.last)
         return made
 
@@ -317,8 +324,15 @@ def test_a_file_that_changed_meanwhile(two: Processes) -> None:
 def test_a_global_that_a_node_set_here_only(two: Processes) -> None:
     two.send(two.here.with_strength)
     two.here.STRENGTH = 0.5
-    with pytest.raises(SPError, match=r"STRENGTH of sp_travelling_pack is 0.5"):
+    with pytest.raises(SPError, match=r"STRENGTH of sp_travelling_pack, .* is 0.5"):
         two.send(two.here.with_strength)
+
+
+def test_what_a_class_has_and_a_node_set_here_only(two: Processes) -> None:
+    assert two.send(two.here.Tuned())(2) == 4
+    two.here.Tuned.amount = 3
+    with pytest.raises(SPError, match=r"Tuned.amount of sp_travelling_pack, .* is 3 in ComfyUI's process and 2"):
+        two.send(two.here.Tuned())
 
 
 # -- what cannot cross --------------------------------------------------------------------------

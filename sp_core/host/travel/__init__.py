@@ -8,9 +8,22 @@ the other side too, and what it keeps can be told back.
 
 from __future__ import annotations
 
-from .entries import LIBRARIES, CannotTravel, Own, Packed
+from .entries import LIBRARIES, CannotTravel, Own, Packed, from_wire, to_wire
 from .module_code import ModuleCode
 from .pack import changes, pack
 from .unpack import World, absorb, unpack
 
-__all__ = ["LIBRARIES", "CannotTravel", "ModuleCode", "Own", "Packed", "World", "absorb", "changes", "pack", "unpack"]
+__all__ = [
+    "LIBRARIES",
+    "CannotTravel",
+    "ModuleCode",
+    "Own",
+    "Packed",
+    "World",
+    "absorb",
+    "changes",
+    "from_wire",
+    "pack",
+    "to_wire",
+    "unpack",
+]

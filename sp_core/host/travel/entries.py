@@ -6,6 +6,7 @@ An entry is a list that begins with its kind.
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from types import ModuleType
@@ -67,6 +68,23 @@ class Packed:
 
     tree: dict[str, Any]
     objects: list[Any]
+
+
+def to_wire(tree: Any) -> dict[str, Any]:
+    """A tree as one text and what is no text in it, which the wire takes in one go instead of value by value."""
+    values: list[Any] = []
+
+    def place(value: Any) -> dict[str, int]:
+        values.append(value)
+        return {"value": len(values) - 1}
+
+    return {"text": json.dumps(tree, default=place, separators=(",", ":")), "values": values}
+
+
+def from_wire(body: dict[str, Any]) -> Any:
+    """The tree that :func:`to_wire` was given."""
+    values = body["values"]
+    return json.loads(body["text"], object_hook=lambda node: values[node["value"]] if node.keys() == {"value"} else node)
 
 
 def same(a: Any, b: Any) -> bool:

@@ -71,6 +71,7 @@ class _Packer:
         self._index: dict[int, int] = {}
         self._waiting: list[tuple[int, str]] = []
         self._functions: list[FunctionType] = []
+        self._kinds: dict[type, None] = {}
 
     def add(self, value: Any, path: str, entry: Any = None) -> int:
         self.objects.append(value)
@@ -86,9 +87,13 @@ class _Packer:
             self.table[index] = self._described(self.objects[index], path)
 
     def globals(self) -> list[list[Any]]:
-        """[module, name, value] of what the functions read of their packs' modules."""
-        read = scalars_read([function for function in self._functions if _file(function) not in _PROCESS])
-        return [[module, name, value] for module, names in read.items() for name, value in sorted(names.items())]
+        """[module, name, value] of what the functions read of their packs' modules, and of what the classes of objects have."""
+        read = scalars_read([function for function in self._functions if _root(function.__globals__.get("__name__")) not in _PROCESS])
+        found = [[module, name, value] for module, names in read.items() for name, value in sorted(names.items())]
+        for kind in self._kinds:
+            names = [name for name, value in vars(kind).items() if type(value) in _SCALARS and not name.startswith("__")]
+            found += [[kind.__module__, f"{kind.__qualname__}.{name}", vars(kind)[name]] for name in names]
+        return found
 
     def item(self, value: Any, path: str) -> Any:
         kind = type(value)
@@ -98,7 +103,9 @@ class _Packer:
             return [kind.__name__, [self.item(x, f"{path}.{i}") for i, x in enumerate(value)]]
         if kind is torch.device:
             return ["cpu"] if value.type == "cpu" else ["plain", value]
-        if kind in (torch.dtype, torch.Size, uuid.UUID) and unsendable(value) is None:
+        if kind is torch.Size:
+            return ["size", list(value)]
+        if kind in (torch.dtype, uuid.UUID) and unsendable(value) is None:
             return ["plain", value]
         if kind.__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
             return self.item(value.item(), path)
@@ -206,7 +213,9 @@ class _Packer:
             names = self._name(kind, path)
         except CannotTravel:
             raise CannotTravel(path, f"is {_a(kind)}, a class that cannot be found by its name") from None
-        self._functions += [function for base in kind.__mro__ for function in methods_of(base)]
+        if kind not in self._kinds:
+            self._functions += [function for base in kind.__mro__ for function in methods_of(base)]
+            self._kinds |= dict.fromkeys(base for base in kind.__mro__ if _root(base.__module__) not in _PROCESS)
         state = [[name, self.item(x, f"{path}.{name}")] for name, x in vars(value).items()] if hasattr(value, "__dict__") else []
         slots = [[name, self.item(getattr(value, name), f"{path}.{name}")] for name in _slots(kind) if hasattr(value, name)]
         return ["object", [*names, self._code.class_digest(kind)], state, slots]
@@ -241,6 +250,6 @@ def _a(kind: type) -> str:
     return f"{'an' if kind.__qualname__[:1] in 'AEIOUaeiou' else 'a'} {kind.__qualname__} of {kind.__module__.rsplit('/', 1)[-1]}"
 
 
-def _file(function: FunctionType) -> str:
-    """Name of the outermost package of a function's module; a method that dataclasses made has none."""
-    return str(function.__globals__.get("__name__", "torch")).split(".")[0]
+def _root(module: str | None) -> str:
+    """Name of the outermost package; a method that dataclasses made names no module."""
+    return (module or "torch").split(".")[0]

@@ -37,11 +37,12 @@ def unpack(tree: dict[str, Any], world: World, previous: Packed | None = None) -
         SPError: this side has no such function, class or part of the model, or has other code by that name.
     """
     for name, variable, value in tree["globals"]:
-        here = vars(world.module(name)).get(variable)
+        here = by_name(world.module(name), variable)
         if not same(here, value) and value == value:
             raise SPError(
-                f"{variable} of {name.rsplit('/', 1)[-1]} is {value!r} in ComfyUI's process and {here!r} in the workers, where no node "
-                "set it. Place SP Model Patch after the nodes of that pack, or remove them"
+                f"{variable} of {name.rsplit('/', 1)[-1]}, which a patch of the model reads, is {value!r} in ComfyUI's process and "
+                f"{here!r} in the workers: a node or the patch has set it in one of them only. Place SP Model Patch after the node, "
+                "or remove it"
             )
     maker = _Maker(tree["table"], world, [])
     if previous is not None:
@@ -98,6 +99,8 @@ class _Maker:
             return (tuple if word == "tuple" else frozenset)(self.item(x) for x in item[1])
         if word == "cpu":
             return torch.device("cpu")
+        if word == "size":
+            return torch.Size(item[1])
         return item[1]
 
     def _made(self, entry: list[Any]) -> Any:

@@ -25,7 +25,7 @@ class KnownObjects:
     """
 
     def __init__(self, transformer_options: dict[str, Any], foreign_code: bool) -> None:
-        self._foreign_code = foreign_code
+        self.foreign_code = foreign_code
         self._objects = objects_in(transformer_options)
         self._states = {key: _state(value) for key, value in self._objects.items()}
 
@@ -38,7 +38,7 @@ class KnownObjects:
         Raises:
             SPError: names the option, the class of the object and its module.
         """
-        if not (self._foreign_code or late_code):
+        if not (self.foreign_code or late_code):
             return
         for key, value in objects_in(transformer_options).items():
             if self.has(key, value) and _state(value) != self._states[key]:

@@ -80,7 +80,7 @@ class OutgoingOptions:
         Raises:
             SPError: a patch inside the model, or an object, cannot be sent to the workers.
         """
-        self._objects(transformer_options, lambda place, why: placed_too_late(f"A patch ({place})", why=why))
+        self._packed(transformer_options, lambda place, why: placed_too_late(f"A patch ({place})", why=why))
 
     def for_workers(self, transformer_options: dict[str, Any]) -> tuple[dict[str, Any], Packed | None]:
         """What the workers do not have by themselves of one forward's options: plain data, and objects.
@@ -88,22 +88,25 @@ class OutgoingOptions:
         Raises:
             SPError: a patch inside the model, or an object, that was added for this forward cannot be sent.
         """
-        objects = self._objects(transformer_options, _while_sampling)
-        here = (*AROUND_THE_MODEL, *INSIDE_THE_MODEL)
+        sent, packed = self._packed(transformer_options, _while_sampling)
+        here = {*AROUND_THE_MODEL, *INSIDE_THE_MODEL, *sent}
         entries = {key: value for key, value in transformer_options.items() if key not in here}
-        return {key: value for key, value in entries.items() if unsendable(value) is None}, objects
+        return {key: value for key, value in entries.items() if unsendable(value) is None}, packed
 
-    def _objects(self, options: dict[str, Any], refused: Callable[[str, CannotTravel], SPError]) -> Packed | None:
+    def _packed(self, options: dict[str, Any], refused: Callable[[str, CannotTravel], SPError]) -> tuple[dict[str, Any], Packed | None]:
+        """What of the options travels as objects, and as what."""
         inside = _inside(options)
         late = inside != self._own_patches
         self._known.check(options, late)
         new = self._known.new(options)
-        if not late and not new:
-            return None
+        # a list that code inside the model may add to, and finds again in the next step
+        kept = _containers(options) if late or self._known.foreign_code else {}
+        sent = {**(dict.fromkeys(INSIDE_THE_MODEL) | inside if late else {}), **kept, **new}
+        if not sent:
+            return {}, None
         try:
             # in one go, so that what two of them share is one object in the workers as well
-            sent = {**dict.fromkeys(INSIDE_THE_MODEL), **inside} if late else {}
-            return self._departure.pack({**sent, **new}, "transformer_options")
+            return sent, self._departure.pack(sent, "transformer_options")
         except CannotTravel:
             self._refuse(options, new, refused)
             raise
@@ -130,6 +133,12 @@ def _while_sampling(place: str, why: CannotTravel) -> SPError:
         f"A patch inside the model ({place}) is added while sampling, and it cannot be sent to the workers: {why}. "
         "Remove the node that adds it (a guidance that patches blocks or attention), or SP Model Patch"
     )
+
+
+def _containers(options: dict[str, Any]) -> dict[str, Any]:
+    """Plain data that can be added to."""
+    keys = [key for key in options if key not in AROUND_THE_MODEL and key not in INSIDE_THE_MODEL]
+    return {key: options[key] for key in keys if type(options[key]) in (list, dict, set) and unsendable(options[key]) is None}
 
 
 def _inside(options: dict[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,12 @@ import torch
 from comfy.patcher_extension import WrappersMP
 
 from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees
-from ...plans import plan_named
+from ...plans import plan_of
 from ...pool.devices import WorkerDevice
 from .. import comfy_api
 from ..block_skips import leaves_out_its_block
 from ..compiled import COMPILE_KEY, is_compiled, log_dropped, original
-from ..options import LATE_FORWARDS, name_of, patches_in
+from ..options import CLASS, LATE_FORWARDS, name_of, patches_in
 from ..travel import CannotTravel
 from .departure import Departure
 from .known_objects import KnownObjects
@@ -202,8 +202,9 @@ def make_sp_patcher(
     """
     local = original(source.get_model_object("diffusion_model"))
     backup = source.object_patches_backup
-    local_class = backup.get("diffusion_model.__class__", type(local))
-    plan = plan_named(local_class.__name__)
+    own_class = backup.get(CLASS, type(local))
+    local_class = source.object_patches.get(CLASS, own_class)
+    plan = plan_of(local_class, own_class)
     if _wants_compiling(source):
         log_dropped()
     comfy_api.off_the_device(source)
@@ -222,19 +223,23 @@ def make_sp_patcher(
     size = source.model_size() if sp.shares(source.load_device) else 1
     patcher = SPModelPatcher(base, source.load_device, source.offload_device, size=size)
     patcher.sp, patcher.watch, patcher.late_callbacks = sp, watch, LateCallbacks(source.callbacks)
-    patcher.own_patches = frozenset(name for name in source.object_patches if _inside_the_model(name))
     sp.held_by(patcher)
+    _hand_over(source, patcher)
+    _watch_whole_runs(patcher)
+    return patcher
 
+
+def _hand_over(source: comfy.model_patcher.ModelPatcher, patcher: SPModelPatcher) -> None:
+    """Give ``patcher`` what other nodes put around the model of ``source``, and marks for what they put inside it."""
     options = comfy.utils.deepcopy_list_dict(source.model_options)
     options["transformer_options"] = with_own_patches(options.get("transformer_options", {}))
     patcher.model_options = options
+    patcher.own_patches = frozenset(name for name in source.object_patches if _inside_the_model(name))
     patcher.object_patches = {name: value for name, value in source.object_patches.items() if not _inside_the_model(name)}
     for mine, theirs in ((patcher.callbacks, source.callbacks), (patcher.wrappers, source.wrappers)):
         for kind, by_key in theirs.items():
             mine[kind] = {key: list(functions) for key, functions in by_key.items() if key != COMPILE_KEY}
-    _watch_whole_runs(patcher)
     patcher.attachments = dict(source.attachments)
-    return patcher
 
 
 def _watch_whole_runs(patcher: SPModelPatcher) -> None:

@@ -19,6 +19,7 @@ from ...pool.devices import WorkerDevice
 from ...pool.errors import Cancelled
 from .. import comfy_api
 from ..block_skips import SKIPPED, take_skips
+from ..travel import from_wire, to_wire
 from .departure import Departure
 from .known_objects import KnownObjects
 from .outgoing_options import OutgoingOptions
@@ -184,7 +185,7 @@ class RemoteModel:
             "named": named,
             "extra": extra,
             "options": plain,
-            "objects": None if objects is None else objects.tree,
+            "objects": None if objects is None else to_wire(objects.tree),
             "requested": asdict(self.requested),
             "reset": pool.out_of_step,
         }
@@ -192,7 +193,7 @@ class RemoteModel:
         pool.out_of_step = False
         self._account(pool, reply["stats"], time.perf_counter() - started)
         if objects is not None:
-            self.departure.take_back(objects, reply["changed"])
+            self.departure.take_back(objects, from_wire(reply["changed"]))
         return reply["output"]
 
     def _travelling(self, name: str, value: Any) -> Any:

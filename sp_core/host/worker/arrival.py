@@ -52,27 +52,27 @@ class Arrivals:
         if self._last is None:
             return []
         model, packed = self._last
-        paths = {id(module): path for path, module in model.modules.items()}
-        return changes(packed, "what a patch keeps between forwards", lambda module: paths.get(id(module)), self._code)
+
+        def path_of(module: nn.Module) -> str | None:
+            return next((path for path, found in model.modules.items() if found is module), None)
+
+        return changes(packed, "what a patch keeps between forwards", path_of, self._code)
 
 
 def own_object(patcher: Any, place: tuple[Any, ...]) -> Any:
     """What a node before SP Model Patch put into the options of this worker's MODEL."""
-    options = patcher.model_options["transformer_options"]
-    if place[0] == "option":
-        return options[place[1]]
-    found = options
-    for key in place:
+    found = patcher.model_options["transformer_options"]
+    for key in place[1:] if place[0] == "option" else place:
         found = found[key]
     return found
 
 
 @contextlib.contextmanager
-def late_forwards(modules: Mapping[str, nn.Module], options: Mapping[str, Any]) -> Iterator[None]:
+def late_forwards(model: nn.Module, options: Mapping[str, Any]) -> Iterator[None]:
     """Inside, the forwards that nodes behind SP Model Patch replaced are in the model, as ComfyUI puts object patches there."""
     with contextlib.ExitStack() as undo:
         for place, function in (options.get(LATE_FORWARDS) or {}).items():
-            attributes = vars(modules[place.removeprefix("diffusion_model.").removesuffix(".forward")])
+            attributes = vars(model.get_submodule(place.removeprefix("diffusion_model.").removesuffix(".forward")))
             if "forward" in attributes:
                 undo.callback(attributes.__setitem__, "forward", attributes["forward"])
             else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
 
 from ...parallel.groups import ParallelGroups
@@ -24,11 +26,13 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
         call: the same on every rank.
         enter_block: called before each block; see :class:`sp_core.plans.Engine`.
     """
+    if model.whole is not None:
+        return _run_alone(model, call, enter_block)
     if groups.batch is not None:
         call = cfg_split.part_of_call(call, groups.batch.rank, groups.batch.world_size)
     groups.sequence.stats.reset()
     inputs = {**call.named, **call.extra}
-    with late_forwards(model.modules, call.options):
+    with late_forwards(model.diffusion_model, call.options):
         engine = Engine(
             model.plan,
             groups.sequence,
@@ -47,6 +51,23 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
         output = cfg_split.join_parts(output, groups.batch)
         groups.batch.check()
     return output, state
+
+
+def _run_alone(model: LoadedModel, call: ForwardCall, enter_block: EnterBlock) -> tuple[Any, ForwardState]:
+    """A forward of which nothing is shared out, on the one rank that computes it."""
+    blocks = model.plan.blocks_of(model.diffusion_model)
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(late_forwards(model.diffusion_model, call.options))
+        for index, block in enumerate(blocks):
+            hook = functools.partial(_enter, enter_block, index, len(blocks))
+            undo.callback(block.register_forward_pre_hook(hook).remove)
+        options = put_skips(transformer_options(model.patcher, call.options))
+        output = getattr(model.diffusion_model, call.method)(**call.named, transformer_options=options, **call.extra)
+    return output, ForwardState(0, 1)
+
+
+def _enter(enter_block: EnterBlock, index: int, count: int, *_: Any) -> None:
+    enter_block(index, count)
 
 
 def transformer_options(patcher: Any, sent: dict[str, Any]) -> dict[str, Any]:

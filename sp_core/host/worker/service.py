@@ -15,13 +15,15 @@ from ...parallel.measure import measure_rates
 from ...planner.choose import DegreeChoice
 from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees
-from ...plans import plan_named, validate
+from ...plans import code_of_packs, plan_of, validate
 from ...plans.forward_state import ForwardState
 from ...pool.protocol import GROUP_TIMEOUT
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
 from ...settings import stall_timeout_s
 from .. import comfy_api
+from ..options import CLASS
+from ..travel import from_wire, to_wire
 from . import comfy_memory, verify
 from .arrival import Arrivals
 from .decide import Decider
@@ -76,7 +78,8 @@ class HostService:
             # a request failed before this one, so the ranks' groups may be out of step
             self._groups.renew()
         model = self._residency[body["key"]]
-        call = self._arrivals.complete(ForwardCall.from_body(body), body["objects"], model)
+        objects = None if body["objects"] is None else from_wire(body["objects"])
+        call = self._arrivals.complete(ForwardCall.from_body(body), objects, model)
         choice = self._decider.choice(model, call)
         groups = self._groups.build(choice.degrees)
         if groups is None:
@@ -87,16 +90,16 @@ class HostService:
         self._residency.show_memory(model)
         if verify.wanted() and choice.degrees.ranks == self.context.world_size:
             verify.check_ranks_agree(output)
-        changed = self._arrivals.changed() if self.context.rank == 0 else []
-        return {"output": output, "stats": self._stats(choice, groups, state), "changed": changed}
+        changed = to_wire(self._arrivals.changed() if self.context.rank == 0 else [])
+        return {"output": output, "stats": self._stats(model, choice, groups, state), "changed": changed}
 
-    def _stats(self, choice: DegreeChoice, groups: ParallelGroups, state: ForwardState) -> dict[str, Any]:
+    def _stats(self, model: LoadedModel, choice: DegreeChoice, groups: ParallelGroups, state: ForwardState) -> dict[str, Any]:
         stats, transport = groups.sequence.stats, groups.sequence.all_ranks
         return {
             "exchange_s": self._decider.exchange_s(stats),
             "exchange_bytes": stats.bytes_sent,
             "exchanges": stats.exchanges,
-            "decision": choice.line(state.describe(), transport.name),
+            "decision": choice.line(state.describe(), transport.name) + ("" if model.whole is None else computed_alone(model.whole)),
             "whole": state.got_whole,
             "transport": self._transport_reasons.get(transport.name, transport.name),
         }
@@ -158,6 +161,11 @@ class HostService:
         return transport
 
 
+def computed_alone(name: str) -> str:
+    """Why the other devices are idle, for people."""
+    return f"; the class {name} has code of its own in the model's forward, which nobody can share out, so one device computes all of it"
+
+
 def _checked(patcher: Any, architecture: str) -> LoadedModel:
     """The model that a graph gave, if it is what ComfyUI's process has and its patches can work here.
 
@@ -165,11 +173,14 @@ def _checked(patcher: Any, architecture: str) -> LoadedModel:
         SPError: it is another architecture, or holds a patch that cannot work.
     """
     uncompile(patcher)
-    found = type(patcher.model.diffusion_model).__name__
-    if found != architecture:
-        raise SPError(f"the workers made a {found} from the graph, the UI process a {architecture}")
-    plan = plan_named(found)
-    validate(plan, patcher.model.diffusion_model, f"ComfyUI {comfy_api.version()}")
-    model = LoadedModel(patcher, plan)
+    inner = patcher.model.diffusion_model
+    # another branch that is active may have left a class of its own in the model that both share
+    own = patcher.object_patches_backup.get(CLASS, type(inner))
+    kind = patcher.object_patches.get(CLASS, own)
+    plan = plan_of(kind, own)
+    if plan.architecture != architecture:
+        raise SPError(f"the workers made a {plan.architecture} from the graph, the UI process a {architecture}")
+    validate(plan, inner, f"ComfyUI {comfy_api.version()}")
+    model = LoadedModel(patcher, plan, code_of_packs(plan, inner, kind))
     check_patches(patcher)
     return model

@@ -379,6 +379,22 @@ class SPForeignReadsState(ModelNode):
         return (model,)
 
 
+def growing(function, q, k, v, heads, *args, **kwargs):
+    """Attention that counts its calls in plain data of the options, and grows sharper with each."""
+    kept = kwargs["transformer_options"]["sp_foreign_kept"]
+    kept["calls"].append(1)
+    return function(q * (1.0 + 0.02 * len(kept["calls"])), k, v, heads, *args, **kwargs)
+
+
+class SPForeignKept(ModelNode):
+    """Puts plain data into the options that an attention function changes."""
+
+    def patch(self, model):
+        model = model.clone()
+        model.model_options["transformer_options"].update(sp_foreign_kept={"calls": []}, optimized_attention_override=growing)
+        return (model,)
+
+
 class SPForeignState(ModelNode):
     """Puts the state object into the options; with ``closure`` it holds a function that nobody can import."""
 
@@ -396,17 +412,45 @@ class SPForeignState(ModelNode):
 
 
 class SPForeignClass(ModelNode):
-    """Gives the model a class of the pack's own, made of the model's class."""
+    """Gives the model a class of the pack's own, made of the model's class, which replaces ``method`` if it is named."""
 
-    def patch(self, model):
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",)}, "optional": {"method": ("STRING", {"default": "forward_orig"})}}
+
+    def patch(self, model, method="forward_orig"):
         model = model.clone()
         base = type(model.get_model_object("diffusion_model"))
 
-        class ForeignWanModel(base):
-            def forward_orig(self, x, *args, **kwargs):
-                return super().forward_orig(x * 1.1, *args, **kwargs)
+        def stronger(self, x, *args, **kwargs):
+            return getattr(super(ForeignWanModel, self), method)(x * 1.1, *args, **kwargs)
 
+        class ForeignWanModel(base):
+            def helper(self):
+                return self.dim
+
+        if method:
+            setattr(ForeignWanModel, method, stronger)
         model.add_object_patch("diffusion_model.__class__", ForeignWanModel)
+        return (model,)
+
+
+class SPForeignClassOfItsOwn(ModelNode):
+    """Gives the model a class that is made of torch's alone, with a forward of its own."""
+
+    def patch(self, model):
+        import comfy.ldm.wan.model as host
+
+        model = model.clone()
+
+        class ForeignModel(torch.nn.Module):
+            forward_orig, rope_encode = host.WanModel.forward_orig, host.WanModel.rope_encode
+            unpatchify, _forward = host.WanModel.unpatchify, host.WanModel._forward
+
+            def forward(self, x, timestep, context, clip_fea=None, transformer_options=None, **kwargs):
+                return self._forward(1.1 * x, timestep, context, clip_fea, None, transformer_options or {}, **kwargs)
+
+        model.add_object_patch("diffusion_model.__class__", ForeignModel)
         return (model,)
 
 
