@@ -13,6 +13,7 @@ from .engine import Engine
 from .forward_state import Escaped
 from .host_functions import HostFunctions
 from .plan import Attention, Blocks, HookPoint, MaskRule, NoPlan, Replicated, SequencePlan
+from .subclass import base_of_pack, code_of_packs, replaced_methods
 from .validation import validate
 
 PLANS: dict[str, SequencePlan] = {
@@ -29,6 +30,18 @@ def plan_named(architecture: str) -> SequencePlan:
     if architecture not in PLANS:
         raise NoPlan(architecture, titles())
     return PLANS[architecture]
+
+
+def plan_of(kind: type, instead_of: type | None = None) -> SequencePlan:
+    """The plan of a model's class, or of the class that a pack made it of, or of the class ``instead_of`` which it stands.
+
+    Raises:
+        NoPlan: there is none.
+    """
+    for candidate in (kind, instead_of):
+        if candidate is not None and base_of_pack(candidate).__name__ in PLANS:
+            return PLANS[base_of_pack(candidate).__name__]
+    raise NoPlan(kind.__name__, titles())
 
 
 def titles() -> list[str]:
@@ -48,7 +61,11 @@ __all__ = [
     "NoPlan",
     "Replicated",
     "SequencePlan",
+    "base_of_pack",
+    "code_of_packs",
     "plan_named",
+    "plan_of",
+    "replaced_methods",
     "titles",
     "validate",
 ]

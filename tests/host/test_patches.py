@@ -95,6 +95,11 @@ WORK: list[Case] = [
     before("SPTestBlockPatch"),
     before("SPTestAttentionPatch", place="attn1_patch"),
     before("SkipLayerGuidanceDiT", double_layers="0, 2", single_layers="", **SLG),
+    *(behind(node) for node in ("SPTestAttentionOverride", "SPTestCrossAttentionGuidance", "SPTestResiduals", "SPTestBlockPatch")),
+    behind("SPTestEscape", target="blocks.1.self_attn"),
+    behind("SPTestSetOption", option="patches"),
+    behind("SPTestSetOption", option="attention"),
+    *(side("SPTestPatchWhileSampling") for side in (before, behind)),
     behind("SkipLayerGuidanceDiT", double_layers="1", single_layers="", **SLG),
     hunyuan("SkipLayerGuidanceDiT_joint", "SkipLayerGuidanceDiT", first=False, double_layers="0", single_layers="1", **SLG),
     NAG,
@@ -169,7 +174,7 @@ REFUSED = [
     (behind("SPTestForwardReplaced", while_sampling=False), ["diffusion_model.forward_orig", "SPTestForwardReplaced"]),
     (before("SPTestForwardReplaced", while_sampling=True), ["forward_orig was replaced while sampling", "SPTestForwardReplaced"]),
     (behind("SPTestForwardReplaced", while_sampling=True), ["forward_orig was replaced while sampling", "SPTestForwardReplaced"]),
-    (behind("SPTestPatchWhileSampling"), ["while sampling", "SPTestPatchWhileSampling"]),
+    *((side("SPTestPatchWhileSampling", locked=True), ["while sampling", "SPTestPatchWhileSampling"]) for side in (before, behind)),
 ]
 
 

@@ -18,8 +18,10 @@ from ...pool.devices import WorkerDevice
 from ...pool.errors import Cancelled
 from .. import comfy_api
 from ..block_skips import SKIPPED, take_skips
+from ..travel import from_wire, to_wire
+from .departure import Departure
 from .known_objects import KnownObjects
-from .outgoing_options import for_workers
+from .outgoing_options import OutgoingOptions
 from .progress import Watcher
 from .recipe import Recipe
 
@@ -87,7 +89,8 @@ class RemoteModel:
         devices: one for each worker, by rank.
         weight_bytes: size of the model's weights.
         keep_loaded: "auto", "always" or "never", see SP Model Patch.
-        known_objects: what of the options the workers have by themselves.
+        departure: packs objects for the workers.
+        outgoing: sorts the options of forwards.
     """
 
     def __init__(
@@ -99,7 +102,8 @@ class RemoteModel:
         weight_bytes: int,
         keep_loaded: str = "auto",
         requested: RequestedDegrees = NOTHING_REQUESTED,
-        known_objects: KnownObjects | None = None,
+        departure: Departure | None = None,
+        outgoing: OutgoingOptions | None = None,
     ) -> None:
         self.recipe, self.devices, self.plan = recipe, devices, plan
         self.weight_bytes, self.keep_loaded, self.requested = weight_bytes, keep_loaded, requested
@@ -114,7 +118,8 @@ class RemoteModel:
         self._pool_of_run: Pool | None = None
         #: number of the sampling run, by which each worker knows that another one has begun
         self._run_number: int | None = None
-        self._known_objects = KnownObjects({}, foreign_code=True) if known_objects is None else known_objects
+        self.departure = departure or Departure(torch.nn.Module(), {})
+        self.outgoing = outgoing or OutgoingOptions({}, KnownObjects({}, foreign_code=True), self.departure)
 
     # -- a sampling run ----------------------------------------------------------------
 
@@ -172,7 +177,7 @@ class RemoteModel:
 
     def forward(self, method: str, named: dict[str, Any], extra: dict[str, Any], transformer_options: dict[str, Any]) -> Any:
         transformer_options, skips = take_skips(transformer_options)
-        plain = for_workers(transformer_options, self._known_objects)
+        plain, objects = self.outgoing.for_workers(transformer_options)
         if skips:
             plain[SKIPPED] = skips
         named, extra = ({name: self._travelling(name, value) for name, value in part.items()} for part in (named, extra))
@@ -188,6 +193,7 @@ class RemoteModel:
             "named": named,
             "extra": extra,
             "options": plain,
+            "objects": None if objects is None else to_wire(objects.tree),
             "requested": asdict(self.requested),
             "reset": pool.out_of_step,
         }
@@ -195,6 +201,8 @@ class RemoteModel:
         pool.out_of_step = False
         self._on_devices = frozenset(self.devices)  # where ComfyUI took them off meanwhile, they are back
         self._account(pool, reply["stats"], time.perf_counter() - started)
+        if objects is not None:
+            self.departure.take_back(objects, from_wire(reply["changed"]))
         return reply["output"]
 
     def _travelling(self, name: str, value: Any) -> Any:
