@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 from torch import nn
 
-from sp_core.host.worker.patch_check import KNOWN, Known, foreign_code, foreign_inside, gets_whole_data, wants_whole_batch
+from sp_core.host.worker.patch_check import (
+    KNOWN,
+    Known,
+    foreign_code,
+    foreign_inside,
+    gets_whole_data,
+    unknown_functions,
+    wants_whole_batch,
+)
 from sp_core.plans.override import OVERRIDE
+from sp_core.settings import trust_patches
 
 FFN = "diffusion_model.blocks.0.ffn"
 
@@ -120,3 +129,33 @@ def test_known_code_is_taken_at_its_word(known: Known) -> None:
 def test_a_known_name_in_another_place_is_not_known() -> None:
     patched = patcher({"patches": {"attn2_patch": [function(KNOWN[0])]}})
     assert foreign_code(patched)[0].known is None
+
+
+@pytest.mark.parametrize("patched", INSIDE.values(), ids=INSIDE)
+def test_unknown_code_is_probed_where_it_sits(patched: Any) -> None:
+    [(place, found)] = unknown_functions(patched, {})
+    assert place in foreign_code(patched)[0].place
+    assert callable(found)
+
+
+def test_known_code_is_not_probed() -> None:
+    known = next(known for known in KNOWN if known.place == OVERRIDE)
+    assert unknown_functions(patcher({OVERRIDE: function(known)}), {}) == []
+
+
+@pytest.mark.parametrize("patched", INSIDE.values(), ids=INSIDE)
+def test_trusted_code_gets_no_whole_data(patched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SP_TRUST_PATCHES", "1")
+    assert not wants_whole_batch(patched)
+    assert not gets_whole_data(patched)
+    assert unknown_functions(patched, {}) == []
+    found = foreign_inside(patched, {})
+    assert found.trusted
+    assert found.modules == {}
+    assert found.name(OVERRIDE, function()) is None
+
+
+@pytest.mark.parametrize(("value", "trusts"), [("1", True), ("0", False), ("", False)])
+def test_what_the_setting_means(value: str, trusts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SP_TRUST_PATCHES", value)
+    assert trust_patches() is trusts

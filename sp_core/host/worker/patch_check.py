@@ -15,6 +15,7 @@ from torch import nn
 from ...errors import SPError
 from ...plans.override import OVERRIDE
 from ...plans.whole import Foreign
+from ...settings import trust_patches
 from ..options import name_of, patches_in
 
 _INSIDE = "diffusion_model."
@@ -67,14 +68,25 @@ def foreign_code(patcher: Any, options: Mapping[str, Any] | None = None) -> list
     return [ForeignCode(place, name_of(function), _known(place, function)) for place, function in found]
 
 
+def unknown_functions(patcher: Any, modules: Mapping[str, nn.Module], options: Mapping[str, Any] | None = None) -> list[tuple[str, Any]]:
+    """(place, function or module) of all code inside the model that nobody knows."""
+    if trust_patches():
+        return []
+    inside = {path.removeprefix(_INSIDE): value for path, value in patcher.object_patches.items() if path.startswith(_INSIDE)}
+    inside |= {f"{path}.forward": vars(module)["forward"] for path, module in modules.items() if path and _is_foreign_forward(module)}
+    found = [(path, value) for path, value in inside.items() if callable(value)]
+    found += patches_in(patcher.model_options.get("transformer_options", {})) + patches_in(dict(options or {}))
+    return [(place, function) for place, function in found if _known(place, function) is None]
+
+
 def wants_whole_batch(patcher: Any, options: Mapping[str, Any] | None = None) -> bool:
     """Some code inside the model may tell the rows of the batch, so every rank needs all of them."""
-    return any(code.known is None or not code.known.rows_apart for code in foreign_code(patcher, options))
+    return not trust_patches() and any(code.known is None or not code.known.rows_apart for code in foreign_code(patcher, options))
 
 
 def gets_whole_data(patcher: Any, options: Mapping[str, Any] | None = None) -> bool:
     """Some code inside the model may need all tokens, and as much memory as on one device."""
-    return any(code.known is None or not code.known.parts_apart for code in foreign_code(patcher, options))
+    return not trust_patches() and any(code.known is None or not code.known.parts_apart for code in foreign_code(patcher, options))
 
 
 def foreign_inside(patcher: Any, modules: Mapping[str, nn.Module]) -> Foreign:
@@ -83,6 +95,8 @@ def foreign_inside(patcher: Any, modules: Mapping[str, nn.Module]) -> Foreign:
     Args:
         modules: the model's, by their paths; its patches are in place.
     """
+    if trust_patches():
+        return Foreign(trusted=True)
     code = {f"{path}.forward": vars(module)["forward"] for path, module in modules.items() if path and _is_foreign_forward(module)}
     code |= {path.removeprefix(_INSIDE): value for path, value in patcher.object_patches.items() if path.startswith(_INSIDE)}
     found: dict[str, str] = {}

@@ -94,6 +94,8 @@ class HostService:
             "exchanges": stats.exchanges,
             "decision": choice.line(state.describe(), transport.name),
             "whole": state.got_whole,
+            "why_whole": state.why_whole,
+            "apart": state.apart,
             "transport": self._transport_reasons.get(transport.name, transport.name),
         }
 
