@@ -32,6 +32,8 @@ class Verdicts:
         self.closed: dict[Hashable, bool] = {}
         self._watched: tuple[int, ...] = ()
         self._state: VisibleState | None = None
+        #: why some code in the model cannot be looked into
+        self.hidden = ""
 
     def of(self, key: Hashable) -> Verdict | None:
         return self._found.get(key)
@@ -53,8 +55,8 @@ class Verdicts:
             self._watched = watched
             try:
                 self._state = VisibleState(functions)
-            except Hidden:
-                self._state = None
+            except Hidden as hidden:
+                self._state, self.hidden = None, str(hidden)
         return self._state is not None
 
     def state_changed(self) -> bool:
@@ -171,7 +173,8 @@ class Site:
         if self._verdict is not None and self._verdict.why:
             return self._verdict.why
         if self.probing.closed:
-            return "some code in the model keeps state, or cannot be looked into"
+            hidden = self.probing.verdicts.hidden
+            return f"code in the model cannot be looked into: {hidden}" if hidden else "code in the model keeps state"
         return "it did not do as in its first call"
 
     def shared(
