@@ -28,7 +28,9 @@ def turns(methods: Mapping[str, Callable[[], float]], samples: int, warm_up: int
 
 
 @contextlib.contextmanager
-def comfyui(checkpoints: Mapping[str, Checkpoint], devices_are_cpu: bool = True) -> Iterator[ComfyServer | None]:
+def comfyui(
+    checkpoints: Mapping[str, Checkpoint], devices_are_cpu: bool = True, environment: dict[str, str] | None = None
+) -> Iterator[ComfyServer | None]:
     """A headless ComfyUI with the demo's nodes and checkpoints, and with ``checkpoints``; None when there is no checkout."""
     host = find_comfyui()
     if host is None:
@@ -37,7 +39,7 @@ def comfyui(checkpoints: Mapping[str, Checkpoint], devices_are_cpu: bool = True)
     with tempfile.TemporaryDirectory(prefix="sp-bench-") as folder:
         base = Path(folder)
         prepare_base(host, base, [DEMO_NODES], checkpoints)
-        with ComfyServer(host, base, "--cpu" if devices_are_cpu else "--force-fp32") as server:
+        with ComfyServer(host, base, "--cpu" if devices_are_cpu else "--force-fp32", environment=environment) as server:
             yield server
 
 

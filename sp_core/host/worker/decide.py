@@ -38,7 +38,7 @@ class Decider:
         if model.whole is not None:
             return DegreeChoice(Degrees(), self._world_size)
         # a model that keeps something between forwards must find it split the same way
-        one_batch = model.plan.keeps_state or wants_whole_batch(model.patcher, call.options)
+        one_batch = model.plan.keeps_state or wants_whole_batch(model.patcher, model.modules, call.options)
         return self._choose(
             self._world_size,
             1 if one_batch else call.conditionings,

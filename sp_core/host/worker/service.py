@@ -85,7 +85,7 @@ class HostService:
         groups = self._groups.build(choice.degrees)
         if groups is None:
             return {}  # this rank stays idle
-        shares = 1 if gets_whole_data(model.patcher, call.options) else choice.degrees.ranks
+        shares = 1 if gets_whole_data(model.patcher, model.modules, call.options) else choice.degrees.ranks
         self._residency.activate(model, model.activation_bytes(call.x) / shares, body["run"])
         output, state = run_forward(model, call, groups, self.context.enter_block)
         self._residency.show_memory(model)
@@ -102,6 +102,8 @@ class HostService:
             "exchanges": stats.exchanges,
             "decision": choice.line(state.describe(), transport.name) + ("" if model.whole is None else computed_alone(model.whole)),
             "whole": state.got_whole,
+            "why_whole": state.why_whole,
+            "apart": state.apart,
             "transport": self._transport_reasons.get(transport.name, transport.name),
         }
 
