@@ -12,14 +12,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ..settings import stall_timeout_s
 from .errors import ExchangeError, TransportUnavailable
 from .registry import LOCAL, TRANSPORTS, Facts, TransportRow, TransportSpec
 from .small_collectives import all_gather_bytes
 from .transport import Transport
-from .trial import compared, tried
+from .trial import portion, trial
+from .verified import VerifiedTransport
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,9 @@ def make_transport(
     timeout_s: float | None = None,
     should_abort: Callable[[], str | None] | None = None,
     rows: Sequence[TransportRow] = TRANSPORTS,
+    trial_bytes: int | None = None,
 ) -> tuple[Transport, str]:
-    """The fastest transport that works for ``group``, verified bit-exact, and one sentence why it is this one.
+    """The fastest transport that works for ``group``, verified bit-exact now and as it grows, and one sentence why it is this one.
 
     Collective over ``group``; every rank gets the same kind.
 
@@ -64,6 +65,8 @@ def make_transport(
         should_abort: asked during waits, on CUDA from another thread; a text that it returns ends the wait as an
             :class:`ExchangeError` with that text.
         rows: the transports to choose from, the fastest first.
+        trial_bytes: what each rank receives in the trial of a transport, at least; None: as :func:`.trial.trial` says; 0: nothing
+            is verified, which is for tests that show what would come of it.
 
     Raises:
         ExchangeError: no transport delivers the right bytes.
@@ -72,65 +75,70 @@ def make_transport(
     spec = TransportSpec(group, device, directory, stall_timeout_s() if timeout_s is None else timeout_s, should_abort)
     everybody = all_gather_facts(group, device, rows)
     decision = decide(everybody, rows)
-    known = {row.name: row for row in (LOCAL, *rows)}
-    candidates = [known[name] for name in decision.order]
-    reference, problems = _find_reference([row for row in candidates if row.plain], spec)
-    if reference is not None:
-        spec = replace(spec, plain=partial(reference.row.make, spec))
-    skipped = [f"{name}: {why}" for name, why in (*decision.refused, *problems.items())]
-    for row in candidates:
-        if row.name in problems:
-            continue
-        transport, problem = _verified(row, spec, reference)
-        if transport is None:
-            skipped.append(f"{row.name}: {problem}")
-            continue
-        verified = reference is not None and row is not reference.row
-        reason = explain(transport.name, len(everybody), skipped, verified=verified)
-        log.info("exchange between %d ranks: %s", len(everybody), reason)
+    if decision.order == (LOCAL.name,):
+        return LOCAL.make(spec), "local, each rank has all tokens"
+    search = _Search(spec, [row for row in rows if row.name in decision.order], decision.refused, trial_bytes)
+    transport = search.following()
+    reason = search.reason(transport.name)
+    log.info("exchange between %d ranks: %s", len(everybody), reason)
+    if trial_bytes == 0:
         return transport, reason
-    raise ExchangeError(f"no transport works between these {len(everybody)} ranks: {'; '.join(skipped)}")
+    return VerifiedTransport(transport, group, device, portion(device, trial_bytes), search.after), reason
 
 
-@dataclass(frozen=True)
-class _Reference:
-    """A plain collective that works, and what it delivered in the trial: every other transport must deliver the same."""
+class _Search:
+    """The transports that are left to try, the fastest first, and why others cannot be used. The same on every rank."""
 
-    row: TransportRow
-    transport: Transport
-    outputs: list[Tensor]
+    def __init__(
+        self, spec: TransportSpec, rows: Sequence[TransportRow], refused: Sequence[tuple[str, str]], trial_bytes: int | None
+    ) -> None:
+        self._spec, self._left, self._trial_bytes = spec, list(rows), trial_bytes
+        self._problems = [f"{name}: {why}" for name, why in refused]
+        self._working: dict[str, Transport] = {}  # made and tried, not used yet
+        # a stock collective takes over where another transport has no memory; not all work: nccl, for one, fails where
+        # /dev/shm is too small for it
+        plain = next((row for row in rows if row.plain and self._works(row)), None)
+        if plain is not None:
+            self._spec = replace(spec, plain=partial(plain.make, spec))
 
+    def following(self) -> Transport:
+        """The next transport that works. Collective.
 
-def _find_reference(rows: Sequence[TransportRow], spec: TransportSpec) -> tuple[_Reference | None, dict[str, str]]:
-    """The first plain collective that works, and why those before it do not. Collective.
+        Raises:
+            ExchangeError: none is left.
+        """
+        while self._left:
+            row = self._left.pop(0)
+            if self._works(row):
+                return self._working.pop(row.name)
+        raise ExchangeError(f"no transport works between these ranks: {'; '.join(self._problems)}")
 
-    Not all work: nccl, for one, fails where /dev/shm is too small for it.
-    """
-    problems: dict[str, str] = {}
-    for row in rows:
-        transport, problem = _made(row, spec)
-        if transport is not None:
-            outputs, problem = tried(transport, spec.group, spec.device)
-            if not problem:
-                return _Reference(row, transport, outputs), problems
-            transport.close()
-        problems[row.name] = problem
-    return None, problems
+    def after(self, problem: str) -> Transport:
+        """What takes over from a transport that cannot be used any more. Collective."""
+        self._problems.append(problem)
+        transport = self.following()
+        log.warning("exchange from now on: %s", self.reason(transport.name))
+        return transport
 
+    def reason(self, name: str) -> str:
+        """One sentence for the log, the report and ``doctor``: why the transport ``name`` is used."""
+        return f"{name}, verified" + (f" (not {'; not '.join(self._problems)})" if self._problems else "")
 
-def _verified(row: TransportRow, spec: TransportSpec, reference: _Reference | None) -> tuple[Transport | None, str]:
-    """The row's transport, if it delivers what the reference delivers, or why it cannot be used. Collective."""
-    if reference is not None and row is reference.row:
-        return reference.transport, ""
-    transport, problem = _made(row, spec)
-    if transport is None:
-        return None, problem
-    problem = compared(transport, None if reference is None else reference.outputs, spec.group, spec.device)
-    if problem:
-        transport.close()
-        return None, problem
-    transport.after_trial()
-    return transport, ""
+    def _works(self, row: TransportRow) -> bool:
+        if row.name in self._working:
+            return True
+        transport, problem = _made(row, self._spec)
+        if transport is not None and self._trial_bytes != 0:
+            problem = trial(transport, self._spec.group, self._spec.device, self._trial_bytes)
+            if problem:
+                transport.close()
+        if problem or transport is None:
+            self._problems.append(f"{row.name}: {problem}")
+            self._left = [other for other in self._left if other is not row]
+            return False
+        transport.after_trial()
+        self._working[row.name] = transport
+        return True
 
 
 def _made(row: TransportRow, spec: TransportSpec) -> tuple[Transport | None, str]:
@@ -142,14 +150,6 @@ def _made(row: TransportRow, spec: TransportSpec) -> tuple[Transport | None, str
         # not foreseen, so it comes from what all ranks share (driver, compiled part): a slower transport is better than none
         log.warning("the %s transport failed while it was set up", row.name, exc_info=True)
         return None, str(error)
-
-
-def explain(name: str, world_size: int, skipped: Sequence[str], *, verified: bool) -> str:
-    """One sentence for the log and for ``doctor``."""
-    if world_size == 1:
-        return "local, each rank has all tokens"
-    checked = ", verified against the plain collective" if verified else ""
-    return f"{name}{checked}" + (f" (not {'; not '.join(skipped)})" if skipped else "")
 
 
 def all_gather_facts(group: dist.ProcessGroup | None, device: torch.device, rows: Sequence[TransportRow] = TRANSPORTS) -> list[Facts]:

@@ -64,7 +64,7 @@ class TransportRow:
     needs: tuple[Callable[[Sequence[Facts]], str], ...] = ()
     #: asked on each rank: why this rank cannot take part, or ""; builds the compiled part where there is one
     lacks: Callable[[], str] | None = None
-    #: a stock collective: other transports are verified against the first of these that works
+    #: a stock collective: the first of these that works takes over where another transport has no memory
     plain: bool = False
 
     def moves(self, devices: Collection[str]) -> bool:
