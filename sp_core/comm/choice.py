@@ -6,19 +6,19 @@ import json
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from ..settings import stall_timeout_s
-from .errors import ExchangeError, TransportUnavailable
+from .fastest import RememberedTimes
 from .registry import LOCAL, TRANSPORTS, Facts, TransportRow, TransportSpec
+from .search import Search
 from .small_collectives import all_gather_bytes
 from .transport import Transport
-from .trial import portion, trial
+from .trial import portion
 from .verified import VerifiedTransport
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ def make_transport(
     should_abort: Callable[[], str | None] | None = None,
     rows: Sequence[TransportRow] = TRANSPORTS,
     trial_bytes: int | None = None,
+    remembered: RememberedTimes | None = None,
 ) -> tuple[Transport, str]:
     """The fastest transport that works for ``group``, verified bit-exact now and as it grows, and one sentence why it is this one.
 
@@ -64,9 +65,10 @@ def make_transport(
         timeout_s: seconds that a wait for other ranks may last; :func:`sp_core.settings.stall_timeout_s` by default.
         should_abort: asked during waits, on CUDA from another thread; a text that it returns ends the wait as an
             :class:`ExchangeError` with that text.
-        rows: the transports to choose from, the fastest first.
+        rows: the transports to choose from; all that work are timed, and where two are equally fast the earlier one is taken.
         trial_bytes: what each rank receives in the trial of a transport, at least; None: as :func:`.trial.trial` says; 0: nothing
-            is verified, which is for tests that show what would come of it.
+            is verified or timed, which is for tests that show what would come of it.
+        remembered: times that were measured for equal groups, and where new ones are put; all ranks must have the same.
 
     Raises:
         ExchangeError: no transport delivers the right bytes.
@@ -77,79 +79,15 @@ def make_transport(
     decision = decide(everybody, rows)
     if decision.order == (LOCAL.name,):
         return LOCAL.make(spec), "local, each rank has all tokens"
-    search = _Search(spec, [row for row in rows if row.name in decision.order], decision.refused, trial_bytes)
+    search = Search(spec, [row for row in rows if row.name in decision.order], decision.refused, trial_bytes)
+    if trial_bytes == 0:
+        transport = search.following()
+        return transport, search.reason(transport.name)
+    search.order_by_time({} if remembered is None else remembered)
     transport = search.following()
     reason = search.reason(transport.name)
     log.info("exchange between %d ranks: %s", len(everybody), reason)
-    if trial_bytes == 0:
-        return transport, reason
     return VerifiedTransport(transport, group, device, portion(device, trial_bytes), search.after), reason
-
-
-class _Search:
-    """The transports that are left to try, the fastest first, and why others cannot be used. The same on every rank."""
-
-    def __init__(
-        self, spec: TransportSpec, rows: Sequence[TransportRow], refused: Sequence[tuple[str, str]], trial_bytes: int | None
-    ) -> None:
-        self._spec, self._left, self._trial_bytes = spec, list(rows), trial_bytes
-        self._problems = [f"{name}: {why}" for name, why in refused]
-        self._working: dict[str, Transport] = {}  # made and tried, not used yet
-        # a stock collective takes over where another transport has no memory; not all work: nccl, for one, fails where
-        # /dev/shm is too small for it
-        plain = next((row for row in rows if row.plain and self._works(row)), None)
-        if plain is not None:
-            self._spec = replace(spec, plain=partial(plain.make, spec))
-
-    def following(self) -> Transport:
-        """The next transport that works. Collective.
-
-        Raises:
-            ExchangeError: none is left.
-        """
-        while self._left:
-            row = self._left.pop(0)
-            if self._works(row):
-                return self._working.pop(row.name)
-        raise ExchangeError(f"no transport works between these ranks: {'; '.join(self._problems)}")
-
-    def after(self, problem: str) -> Transport:
-        """What takes over from a transport that cannot be used any more. Collective."""
-        self._problems.append(problem)
-        transport = self.following()
-        log.warning("exchange from now on: %s", self.reason(transport.name))
-        return transport
-
-    def reason(self, name: str) -> str:
-        """One sentence for the log, the report and ``doctor``: why the transport ``name`` is used."""
-        return f"{name}, verified" + (f" (not {'; not '.join(self._problems)})" if self._problems else "")
-
-    def _works(self, row: TransportRow) -> bool:
-        if row.name in self._working:
-            return True
-        transport, problem = _made(row, self._spec)
-        if transport is not None and self._trial_bytes != 0:
-            problem = trial(transport, self._spec.group, self._spec.device, self._trial_bytes)
-            if problem:
-                transport.close()
-        if problem or transport is None:
-            self._problems.append(f"{row.name}: {problem}")
-            self._left = [other for other in self._left if other is not row]
-            return False
-        transport.after_trial()
-        self._working[row.name] = transport
-        return True
-
-
-def _made(row: TransportRow, spec: TransportSpec) -> tuple[Transport | None, str]:
-    try:
-        return row.make(spec), ""
-    except TransportUnavailable as error:
-        return None, str(error)
-    except RuntimeError as error:
-        # not foreseen, so it comes from what all ranks share (driver, compiled part): a slower transport is better than none
-        log.warning("the %s transport failed while it was set up", row.name, exc_info=True)
-        return None, str(error)
 
 
 def all_gather_facts(group: dist.ProcessGroup | None, device: torch.device, rows: Sequence[TransportRow] = TRANSPORTS) -> list[Facts]:

@@ -53,7 +53,7 @@ class TransportSpec:
 
 @dataclass(frozen=True)
 class TransportRow:
-    """One transport. Rows are tried in the order of :data:`TRANSPORTS`, the fastest first."""
+    """One transport. Where two of :data:`TRANSPORTS` are equally fast the earlier one is taken."""
 
     name: str
     #: type of device whose tensors it moves; "accelerator": whatever the process group's device backend moves
@@ -66,6 +66,8 @@ class TransportRow:
     lacks: Callable[[], str] | None = None
     #: a stock collective: the first of these that works takes over where another transport has no memory
     plain: bool = False
+    #: used only where no other row works: not worth the time to measure it
+    spare: bool = False
 
     def moves(self, devices: Collection[str]) -> bool:
         """Whether it moves the tensors of ranks on these types of device."""
@@ -130,7 +132,7 @@ def staged(row: TransportRow) -> TransportRow:
     def make_staged(spec: TransportSpec) -> Transport:
         return StagedTransport(row.make(spec))
 
-    return replace(row, name=f"staged-{row.name}", device="accelerator", make=make_staged)
+    return replace(row, name=f"staged-{row.name}", device="accelerator", make=make_staged, spare=True)
 
 
 #: a rank alone

@@ -105,8 +105,8 @@ def forward(rank: int, world_size: int, directory: str, fault: Fault, trial_byte
     """(whether every exchange of growing forwards was right, what was exchanged by in the end, the reason at the start)."""
     logging.disable(logging.CRITICAL)
 
-    # the transport with the fault is the first to be tried
-    rows = sorted(TRANSPORTS, key=lambda row: row.name != fault.row)
+    # the transport with the fault is taken wherever it works
+    rows = [replace(row, spare=row.name != fault.row) for row in sorted(TRANSPORTS, key=lambda row: row.name != fault.row)]
     rows[0] = replace(rows[0], make=partial(_faulty, rows[0].make, fault))
     transport, reason = make_transport(None, "cpu", directory=directory, rows=rows, trial_bytes=trial_bytes)
     right = True

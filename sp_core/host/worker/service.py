@@ -8,6 +8,7 @@ import torch
 
 from ...comm import Transport
 from ...comm.choice import make_transport
+from ...comm.fastest import RememberedTimes
 from ...errors import SPError
 from ...models.registration import register_models
 from ...parallel.groups import ParallelGroups, ParallelGroupsCache
@@ -47,6 +48,8 @@ class HostService:
         self._groups = ParallelGroupsCache(self._make_transport, GROUP_TIMEOUT)
         #: why each transport in use was chosen
         self._transport_reasons: dict[str, str] = {}
+        #: what transports took for an exchange, so that groups that are made anew do not measure it again
+        self._transport_times: RememberedTimes = {}
 
     def handle(self, operation: str, body: Any) -> Any:
         return getattr(self, f"_do_{operation}")(body)
@@ -146,6 +149,7 @@ class HostService:
             # the coordinator notices first, and knows who keeps whom waiting; this is for when it cannot
             timeout_s=2 * stall_timeout_s(),
             should_abort=self.context.should_abort,
+            remembered=self._transport_times,
         )
         self._transport_reasons[transport.name] = reason
         transport.on_enter = self.context.enter_collective
