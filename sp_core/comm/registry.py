@@ -20,6 +20,7 @@ from .transport import DEFAULT_TIMEOUT_S, Transport
 from .transports.collective import CollectiveTransport
 from .transports.peer import PeerTransport
 from .transports.shm import ShmTransport
+from .transports.slow import SlowTransport
 from .transports.staged import StagedTransport
 
 #: a trial that lasts longer has failed: peer writes that a mainboard maps and then drops never arrive
@@ -133,6 +134,15 @@ def staged(row: TransportRow) -> TransportRow:
         return StagedTransport(row.make(spec))
 
     return replace(row, name=f"staged-{row.name}", device="accelerator", make=make_staged, spare=True)
+
+
+def slowed(row: TransportRow, bandwidth: float, latency_s: float = 0.0) -> TransportRow:
+    """The row of a transport behind a link that is slow on purpose: see :class:`~.transports.slow.SlowTransport`."""
+
+    def make_slow(spec: TransportSpec) -> Transport:
+        return SlowTransport(row.make(spec), bandwidth, latency_s)
+
+    return replace(row, name=f"slow-{row.name}", make=make_slow)
 
 
 #: a rank alone
