@@ -15,7 +15,8 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from .native.build import load_cpu, load_cuda
+from .native import gpu
+from .native.build import load_cpu
 from .transport import DEFAULT_TIMEOUT_S, Transport
 from .transports.collective import CollectiveTransport
 from .transports.peer import PeerTransport
@@ -106,7 +107,7 @@ def cuda_library() -> str:
     # NCCL_P2P_DISABLE is what people set on machines whose GPUs cannot write to each other's memory
     if os.environ.get("NCCL_P2P_DISABLE", "0") != "0":
         return "NCCL_P2P_DISABLE is set"
-    return load_cuda().reason
+    return gpu.unusable()
 
 
 def make_device_collective(spec: TransportSpec) -> Transport:

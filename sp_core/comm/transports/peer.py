@@ -25,8 +25,8 @@ from torch import Tensor
 
 from ..errors import ExchangeError, TransportUnavailable, ranks_text
 from ..native.addresses import MAX_WORLD, Exchange, ExchangeKind
-from ..native.build import load_cuda
-from ..native.cuda import CLaunch, CStatus, CudaError, CudaLibrary
+from ..native.cuda import CLaunch, CStatus, CudaError
+from ..native.gpu import GpuCalls, open_device
 from ..small_collectives import all_gather_ints, raise_together
 from ..transport import DEFAULT_TIMEOUT_S, Slots, Transport
 from .collective import CollectiveTransport
@@ -79,13 +79,12 @@ class PeerTransport(ExchangeTransport):
         Raises:
             TransportUnavailable: on every rank alike, if any rank cannot take part.
         """
-        handle, reason = load_cuda()
-        library = None
-        if not reason and dist.get_world_size(group) > MAX_WORLD:
+        library, reason = None, ""
+        if dist.get_world_size(group) > MAX_WORLD:
             reason = f"the peer exchange joins at most {MAX_WORLD} ranks"
-        if not reason and handle is not None:
+        if not reason:
             try:
-                library = CudaLibrary(handle, torch.cuda.current_device())
+                library = open_device(torch.cuda.current_device())
                 # what can fail on one rank alone fails here, where all hear of it
                 library.multiprocessors()
                 library.free_status(library.allocate_status()[0])
@@ -106,7 +105,7 @@ class PeerTransport(ExchangeTransport):
     def __init__(
         self,
         group: dist.ProcessGroup | None,
-        library: CudaLibrary,
+        library: GpuCalls,
         *,
         timeout_s: float,
         should_abort: Callable[[], str | None] | None,
@@ -292,7 +291,7 @@ class Watch:
     It looks at words in host memory that the kernels write; it makes no CUDA call, so it never waits for the device.
     """
 
-    def __init__(self, library: CudaLibrary, transport: PeerTransport) -> None:
+    def __init__(self, library: GpuCalls, transport: PeerTransport) -> None:
         self._library, self._transport = library, transport
         self._address, self.seen_by_device = library.allocate_status()
         self._status = CStatus.from_address(self._address)
