@@ -18,7 +18,6 @@ from .registry import LOCAL, TRANSPORTS, Facts, TransportRow, TransportSpec
 from .search import Search
 from .small_collectives import all_gather_bytes
 from .transport import Transport
-from .trial import portion
 from .verified import VerifiedTransport
 
 log = logging.getLogger(__name__)
@@ -53,6 +52,7 @@ def make_transport(
     should_abort: Callable[[], str | None] | None = None,
     rows: Sequence[TransportRow] = TRANSPORTS,
     trial_bytes: int | None = None,
+    exchange_bytes: int | None = None,
     remembered: RememberedTimes | None = None,
 ) -> tuple[Transport, str]:
     """The fastest transport that works for ``group``, verified bit-exact now and as it grows, and one sentence why it is this one.
@@ -68,6 +68,7 @@ def make_transport(
         rows: the transports to choose from; all that work are timed, and where two are equally fast the earlier one is taken.
         trial_bytes: what each rank receives in the trial of a transport, at least; None: as :func:`.trial.trial` says; 0: nothing
             is verified or timed, which is for tests that show what would come of it.
+        exchange_bytes: what each rank receives of q, k and v in the exchanges to come, if that is known; the same on all ranks.
         remembered: times that were measured for equal groups, and where new ones are put; all ranks must have the same.
 
     Raises:
@@ -83,11 +84,11 @@ def make_transport(
     if trial_bytes == 0:
         transport = search.following()
         return transport, search.reason(transport.name)
-    search.order_by_time({} if remembered is None else remembered)
+    search.order_by_time(exchange_bytes, {} if remembered is None else remembered)
     transport = search.following()
     reason = search.reason(transport.name)
     log.info("exchange between %d ranks: %s", len(everybody), reason)
-    return VerifiedTransport(transport, group, device, portion(device, trial_bytes), search.after), reason
+    return VerifiedTransport(transport, group, device, search.after), reason
 
 
 def all_gather_facts(group: dist.ProcessGroup | None, device: torch.device, rows: Sequence[TransportRow] = TRANSPORTS) -> list[Facts]:

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from .small_collectives import all_gather_ints, raise_together
 from .transport import Transport
 
-#: bytes that a rank receives in an exchange that is timed: of CPU ranks as many as they exchange in milliseconds
-TIMED_BYTES, TIMED_BYTES_CPU = 6 << 20, 768 << 10
+#: most bytes that a rank receives in an exchange that is timed. Larger ones take longer in proportion, whatever the transport;
+#: CPU ranks exchange so many in milliseconds
+TIMED_BYTES, TIMED_BYTES_CPU = 64 << 20, 768 << 10
 #: a transport that comes later in the order of the rows is taken only if it is so much faster: clocks are not exact
 _MARGIN = 1.1
 #: exchanges of a transport, of which the first are not counted
@@ -35,9 +36,10 @@ def figures(seconds: Mapping[str, float], size: int) -> str:
     return f"{size / 1e6:.2g} MB take " + ", ".join(f"{1e3 * taken:.2f} ms by {name}" for name, taken in seconds.items())
 
 
-def timed_bytes(device: torch.device) -> int:
-    """Bytes that a rank receives in an exchange that is timed."""
-    return TIMED_BYTES_CPU if device.type == "cpu" else TIMED_BYTES
+def timed_bytes(device: torch.device, at_hand: int | None = None) -> int:
+    """Bytes that a rank receives in an exchange that is timed: as many as are ``at_hand``, up to what measures quickly."""
+    most = TIMED_BYTES_CPU if device.type == "cpu" else TIMED_BYTES
+    return most if not at_hand else min(most, 1 << (at_hand - 1).bit_length())
 
 
 def exchange_seconds(transport: Transport, group: dist.ProcessGroup | None, device: torch.device, size: int) -> float:

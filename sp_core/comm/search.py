@@ -35,13 +35,17 @@ class Search:
         if plain is not None:
             self._spec = replace(spec, plain=partial(plain.make, spec))
 
-    def order_by_time(self, remembered: RememberedTimes) -> None:
-        """Puts the fastest of the transports that work first, and drops the others' memory. Collective."""
+    def order_by_time(self, at_hand: int | None, remembered: RememberedTimes) -> None:
+        """Puts the fastest of the transports that work first, and drops the others' memory. Collective.
+
+        Args:
+            at_hand: bytes that each rank receives in the exchanges to come, if that is known.
+        """
         contenders = [row for row in self._left if not row.spare]
         contenders = [row for row in contenders if self._works(row)]
         if len(contenders) < 2:
             return
-        size, group = timed_bytes(self._spec.device), self._spec.group
+        size, group = timed_bytes(self._spec.device, at_hand), self._spec.group
         key = (tuple(dist.get_process_group_ranks(group)), tuple(row.name for row in contenders), size)
         if key not in remembered:
             remembered[key] = tuple(self._times(contenders, size).items())

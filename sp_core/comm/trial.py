@@ -31,15 +31,6 @@ _WRONG = "wrong data"
 _CASES = ((torch.float32, 5), (torch.bfloat16, 64), (torch.uint8, 3))
 
 
-def portion(device: torch.device, received: int | None = None) -> int:
-    """Bytes that each rank receives in one exchange of a trial, where a transport has no slots of a size of its own."""
-    return min(_received(device, received), _PORTION)
-
-
-def _received(device: torch.device, chosen: int | None) -> int:
-    return chosen if chosen is not None else TRIAL_BYTES_CPU if device.type == "cpu" else TRIAL_BYTES
-
-
 def trial(transport: Transport, group: dist.ProcessGroup | None, device: torch.device, received: int | None = None) -> str:
     """What fails in a transport's first exchanges, or what they deliver wrong, on which rank; or "".
 
@@ -49,11 +40,12 @@ def trial(transport: Transport, group: dist.ProcessGroup | None, device: torch.d
         received: bytes that each rank receives at least, by default 64 MB, and 1 MB for CPU tensors. Every slot is
             filled to its last byte, however few they are.
     """
+    least = received if received is not None else TRIAL_BYTES_CPU if device.type == "cpu" else TRIAL_BYTES
 
     def fill() -> bool:
         slots = transport.reserve(1)
-        size = slots.size or portion(device, received)
-        return filled_wrong(transport, device, size, max(slots.count, -(-_received(device, received) // size)))
+        size = slots.size or min(least, _PORTION)
+        return filled_wrong(transport, device, size, max(slots.count, -(-least // size)))
 
     # judged one after the other: a rank that fails leaves no other one in exchanges that it does not come to
     started = time.monotonic()

@@ -27,18 +27,15 @@ class VerifiedTransport(Transport):
     """
 
     def __init__(
-        self, inner: Transport, group: dist.ProcessGroup | None, device: torch.device, tried: int, another: Callable[[str], Transport]
+        self, inner: Transport, group: dist.ProcessGroup | None, device: torch.device, another: Callable[[str], Transport]
     ) -> None:
-        """``inner`` was tried with exchanges in which a rank receives ``tried`` bytes.
-
+        """
         Args:
             another: given why the transport in use cannot be used, makes another one that works. Collective.
         """
         super().__init__(inner.rank, inner.world_size)
         self._group, self._device, self._another = group, device, another
         self._use(inner)
-        slots = inner.reserve(1)
-        self._note(slots, tried)
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -47,9 +44,8 @@ class VerifiedTransport(Transport):
     def _use(self, inner: Transport) -> None:
         self.inner = inner
         self.device_type, self.max_tensors = inner.device_type, inner.max_tensors
-
-    def _note(self, slots: Slots, size: int) -> None:
-        self._made, self._verified = slots.made, slots.size or size
+        # in which slots, and up to how many bytes
+        self._made, self._verified = -1, 0
 
     def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
         first = tensors_BtHD[0]
@@ -75,13 +71,12 @@ class VerifiedTransport(Transport):
         while (slots := self.inner.reserve(size)).made != self._made or size > self._verified:
             problem = self._problem(slots, size)
             if not problem:
-                self._note(slots, size)
+                self._made, self._verified = slots.made, slots.size or size
                 continue
             problem = f"{self.inner.name}: {problem}, in an exchange of {size / 1e6:.1f} MB"
             log.warning("the exchange cannot go on by %s", problem)
             self.inner.close()
             self._use(self._another(problem))
-            self._made, self._verified = -1, 0
 
     def _problem(self, slots: Slots, size: int) -> str:
         if not slots.size and self._device.type != "cpu":

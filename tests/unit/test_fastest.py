@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from sp_core.comm.fastest import figures, pick
+from sp_core.comm.fastest import TIMED_BYTES, TIMED_BYTES_CPU, figures, pick, timed_bytes
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,21 @@ def test_the_first_that_no_other_beats_clearly_is_taken(seconds: dict[str, float
 
 def test_figures_are_read_by_people() -> None:
     assert figures({"shm": 0.00041, "gloo": 0.0123}, 786_432) == "0.79 MB take 0.41 ms by shm, 12.30 ms by gloo"
+
+
+@pytest.mark.parametrize(
+    ("device", "at_hand", "size"),
+    [
+        ("cpu", None, TIMED_BYTES_CPU),
+        ("cpu", 0, TIMED_BYTES_CPU),
+        ("cpu", 1 << 30, TIMED_BYTES_CPU),
+        # sizes that are close to each other are timed once
+        ("cpu", 5000, 8192),
+        ("cpu", 8192, 8192),
+        ("cuda", None, TIMED_BYTES),
+        ("cuda", 3 << 20, 4 << 20),
+        ("cuda", 1 << 30, TIMED_BYTES),
+    ],
+)
+def test_what_is_at_hand_is_timed_as_far_as_that_is_quick(device: str, at_hand: int | None, size: int) -> None:
+    assert timed_bytes(torch.device(device), at_hand) == size

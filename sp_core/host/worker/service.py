@@ -18,6 +18,7 @@ from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees
 from ...plans import plan_named, validate
 from ...plans.forward_state import ForwardState
+from ...plans.shape import token_count
 from ...pool.protocol import GROUP_TIMEOUT
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
@@ -50,6 +51,8 @@ class HostService:
         self._transport_reasons: dict[str, str] = {}
         #: what transports took for an exchange, so that groups that are made anew do not measure it again
         self._transport_times: RememberedTimes = {}
+        #: bytes of q, k and v on each rank, as the last forward had them
+        self._exchange_bytes: int | None = None
 
     def handle(self, operation: str, body: Any) -> Any:
         return getattr(self, f"_do_{operation}")(body)
@@ -77,6 +80,9 @@ class HostService:
             # a request failed before this one, so the ranks' groups may be out of step
             self._groups.renew()
         model, call = self._residency[body["key"]], ForwardCall.from_body(body)
+        if model.shape is not None:
+            qkv = 3 * token_count(model.diffusion_model, call.x) * model.shape.width * model.shape.itemsize
+            self._exchange_bytes = qkv // self.context.world_size
         choice = self._decider.choice(model, call)
         groups = self._groups.build(choice.degrees)
         if groups is None:
@@ -149,6 +155,7 @@ class HostService:
             # the coordinator notices first, and knows who keeps whom waiting; this is for when it cannot
             timeout_s=2 * stall_timeout_s(),
             should_abort=self.context.should_abort,
+            exchange_bytes=self._exchange_bytes,
             remembered=self._transport_times,
         )
         self._transport_reasons[transport.name] = reason
