@@ -60,6 +60,9 @@ class Slots:
     made: int = 0
 
 
+_ONE_SLOT = Slots()
+
+
 class Transport(ABC):
     """Moves shards between the ranks of one group. Calls are collective and ordered.
 
@@ -140,7 +143,7 @@ class Transport(ABC):
 
     def reserve(self, size: int) -> Slots:
         """Makes room for exchanges in which a rank receives up to ``size`` bytes, and says what receives them. Collective."""
-        return Slots()
+        return _ONE_SLOT
 
     def after_trial(self) -> None:  # noqa: B027 (most transports are tried as they are used)
         """Called once the first exchanges were right on every rank: what holds for a trial alone ends here."""

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..layout import shard_sizes
 from .native.addresses import ALIGN
 from .transport import Slots, Transport
 from .trial import TRIAL_BYTES, filled_wrong, wrong_data
@@ -50,7 +49,7 @@ class VerifiedTransport(Transport):
     def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
         first = tensors_BtHD[0]
         B, _, H, D = first.shape
-        heads = shard_sizes(H, self.world_size)[0]
+        heads = -(-H // self.world_size)
         self._make_ready(len(tensors_BtHD), B * sum(token_counts) * heads * D * first.element_size())
         return self.inner._scatter_heads(tensors_BtHD, token_counts)
 

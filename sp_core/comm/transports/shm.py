@@ -41,6 +41,8 @@ _LOOK_MS = 50
 #: bytes; below this a copy is cheaper than lending a slot
 _COPY_BELOW = 32 << 10
 _FIRST_MAPPING = 2 << 20
+#: one is being filled and two are granted ahead
+_SLOTS = Slots(count=3)
 
 
 class ShmTransport(ExchangeTransport):
@@ -125,8 +127,7 @@ class ShmTransport(ExchangeTransport):
         self._sizes = _SizeMemory()
 
     def reserve(self, size: int) -> Slots:
-        # one is being filled and two are granted ahead
-        return Slots(count=3)
+        return _SLOTS
 
     def close(self) -> None:
         if self._closed:
