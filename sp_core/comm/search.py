@@ -78,7 +78,8 @@ class Search:
             row = self._left.pop(0)
             if self._works(row):
                 return self._working.pop(row.name)
-        raise ExchangeError(f"no transport works between these ranks: {'; '.join(self._problems)}")
+        ranks = dist.get_world_size(self._spec.group)
+        raise ExchangeError(f"no transport works between these {ranks} ranks: {'; '.join(self._problems)}")
 
     def after(self, problem: str) -> Transport:
         """What takes over from a transport that cannot be used any more. Collective."""

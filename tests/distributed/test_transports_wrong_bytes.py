@@ -161,5 +161,5 @@ def only_faulty(rank: int, world_size: int, directory: str) -> str:
 
 
 def test_where_every_transport_is_wrong_none_is_used(ranks: RankPools, tmp_path: Path) -> None:
-    sentence = "no transport works between these ranks: gloo: wrong data on rank 1; shm: wrong data on rank 1"
+    sentence = "no transport works between these 2 ranks: gloo: wrong data on rank 1; shm: wrong data on rank 1"
     assert ranks.call(2, only_faulty, str(tmp_path)) == [sentence] * 2
