@@ -9,6 +9,7 @@ import torch
 from ... import settings
 from ...comm import Transport
 from ...comm.choice import make_transport
+from ...comm.fastest import RememberedTimes
 from ...errors import SPError
 from ...models.registration import register_models
 from ...parallel.groups import ParallelGroups, ParallelGroupsCache
@@ -18,6 +19,7 @@ from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees
 from ...plans import code_of_packs, plan_of, validate
 from ...plans.forward_state import ForwardState
+from ...plans.shape import token_count
 from ...pool.protocol import GROUP_TIMEOUT
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
@@ -52,6 +54,10 @@ class HostService:
         self._groups = ParallelGroupsCache(self._make_transport, GROUP_TIMEOUT)
         #: why each transport in use was chosen
         self._transport_reasons: dict[str, str] = {}
+        #: what transports took for an exchange, so that groups that are made anew do not measure it again
+        self._transport_times: RememberedTimes = {}
+        #: bytes of q, k and v on each rank, as the last forward had them
+        self._exchange_bytes: int | None = None
 
     def handle(self, operation: str, body: Any) -> Any:
         return getattr(self, f"_do_{operation}")(body)
@@ -81,6 +87,9 @@ class HostService:
         model = self._residency[body["key"]]
         objects = None if body["objects"] is None else from_wire(body["objects"])
         call = self._arrivals.complete(ForwardCall.from_body(body), objects, model)
+        if model.shape is not None:
+            qkv = 3 * token_count(model.diffusion_model, call.x) * model.shape.width * model.shape.itemsize
+            self._exchange_bytes = qkv // self.context.world_size
         choice = self._decider.choice(model, call)
         groups = self._groups.build(choice.degrees)
         if groups is None:
@@ -158,6 +167,8 @@ class HostService:
             # the coordinator notices first, and knows who keeps whom waiting; this is for when it cannot
             timeout_s=2 * settings.stall_timeout_s(),
             should_abort=self.context.should_abort,
+            exchange_bytes=self._exchange_bytes,
+            remembered=self._transport_times,
         )
         self._transport_reasons[transport.name] = reason
         transport.on_enter = self.context.enter_collective
