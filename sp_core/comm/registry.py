@@ -41,7 +41,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class TransportSpec:
-    """What a transport is made from: the arguments of :func:`sp_core.comm.choice.make_transport`."""
+    """What a transport is made from: arguments of :func:`sp_core.comm.choice.make_transport`, and what it found out."""
 
     group: dist.ProcessGroup | None
     device: torch.device
@@ -137,6 +137,7 @@ def staged(row: TransportRow) -> TransportRow:
 #: a rank alone
 LOCAL = TransportRow("local", "accelerator", make_device_collective, plain=True)
 
+#: without a detour through main memory; ``transports/direct.py`` is another thing, what our own two have in common
 DIRECT = (
     TransportRow("shm", "cpu", make_shm, needs=(one_host,), lacks=cpu_library),
     TransportRow("peer", "cuda", make_peer, needs=(one_host,), lacks=cuda_library),
