@@ -10,10 +10,8 @@ from statistics import median
 from typing import Any
 
 from ..demo.checkpoints import Checkpoint
-from ..demo.comfy_server import ComfyServer, prepare_base, prompt_seconds
-from ..host_path import EXTENSION, find_comfyui
-
-DEMO_NODES = EXTENSION / "sp_core" / "demo" / "nodes" / "sp_demo_nodes"
+from ..demo.comfy_server import DEMO_NODES, ComfyServer, prepare_base, prompt_seconds
+from ..host_path import find_comfyui
 
 
 def turns(methods: Mapping[str, Callable[[], float]], samples: int, warm_up: int = 1) -> dict[str, float]:

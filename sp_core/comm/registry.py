@@ -43,7 +43,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class TransportSpec:
-    """What a transport is made from: the arguments of :func:`sp_core.comm.choice.make_transport`."""
+    """What a transport is made from: arguments of :func:`sp_core.comm.choice.make_transport`, and what it found out."""
 
     group: dist.ProcessGroup | None
     device: torch.device
@@ -150,6 +150,7 @@ def slowed(row: TransportRow, bandwidth: float, latency_s: float = 0.0) -> Trans
 #: a rank alone
 LOCAL = TransportRow("local", "accelerator", make_device_collective, plain=True)
 
+#: without a detour through main memory; ``transports/direct.py`` is another thing, what our own two have in common
 DIRECT = (
     TransportRow("shm", "cpu", make_shm, needs=(one_host,), lacks=cpu_library),
     TransportRow("peer", "cuda", make_peer, needs=(one_host,), lacks=cuda_library),

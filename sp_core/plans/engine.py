@@ -45,7 +45,7 @@ class _Target:
 
 
 class Engine:
-    """Runs forwards of one model over the ranks, as a plan says.
+    """Hooks one forward of a model so that it runs over the ranks, as a plan says.
 
     Args:
         sequence: the ranks' transports; a bare transport means Ulysses over all of its ranks.

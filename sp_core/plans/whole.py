@@ -25,7 +25,7 @@ from .probing.options import each_options
 
 #: numbers of a tensor that ranks compare to see whether they hold the same one
 _SAMPLES = 32
-#: relative L2 distance of two ranks' samples from which on they are of different tokens; devices of two kinds round differently
+#: relative L2 distance of two ranks' samples from which on they are of different tokens; closer than that is rounding
 _SAME = 1e-2
 #: a dict with one of these is transformer options
 _OPTIONS = {"cond_or_uncond", "block_index", "total_blocks", "img_slice", "sample_sigmas", OVERRIDE}

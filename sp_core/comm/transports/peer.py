@@ -1,7 +1,7 @@
 """Exchange between GPUs of one machine by direct writes into each other's memory.
 
 Two ways to write: ``kernel`` (stores by the multiprocessors, the faster one over NVLink) and ``copy`` (strided copies by the
-copy engines: over PCIe, stores are several times slower than those). Both are described in ``csrc/all2all_heads.cu``.
+copy engines: over PCIe, stores are several times slower than those). Both are described in ``csrc/all2all_heads.cuh``.
 
 With ``kernel`` the outputs are views of receive slots, lent until the last tensor is gone. They must be used on the stream
 that was current at the call, or on one that waits for it, as usual for torch tensors. With ``copy`` everybody writes slots 0

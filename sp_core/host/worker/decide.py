@@ -51,7 +51,7 @@ class Decider:
         )
 
     def rates(self, dtype: torch.dtype) -> MeasuredRates:
-        """What the devices compute in ``dtype`` and their links carry, measured at the first use."""
+        """What the devices compute and their links carry, measured at the first use, in ``dtype``, and kept for every later one."""
         if self._rates is None:
             self._rates = self._measure(dtype)
             log.info("measured: %s", self._rates.describe())
