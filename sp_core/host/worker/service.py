@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ class HostService:
         self._decider = Decider(context.world_size, context.device, self._measure_rates)
         self._groups = ParallelGroupsCache(self._make_transport, GROUP_TIMEOUT)
         #: why each transport in use was chosen
-        self._transport_reasons: dict[str, str] = {}
+        self._transport_reasons: weakref.WeakKeyDictionary[Transport, str] = weakref.WeakKeyDictionary()
         #: what transports took for an exchange, so that groups that are made anew do not measure it again
         self._transport_times: RememberedTimes = {}
         #: bytes of q, k and v on each rank, as the last forward had them
@@ -113,7 +114,7 @@ class HostService:
             "whole": state.got_whole,
             "why_whole": state.why_whole,
             "apart": state.apart,
-            "transport": self._transport_reasons.get(transport.name, transport.name),
+            "transport": self._transport_reasons.get(transport, transport.name),
         }
 
     def _do_call(self, body: dict[str, Any]) -> Any:
@@ -170,7 +171,7 @@ class HostService:
             exchange_bytes=self._exchange_bytes,
             remembered=self._transport_times,
         )
-        self._transport_reasons[transport.name] = reason
+        self._transport_reasons[transport] = reason
         transport.on_enter = self.context.enter_collective
         return transport
 
