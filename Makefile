@@ -18,5 +18,6 @@ bench: setup
 
 lint: setup
 	$(VENV) -m ruff check .
+	$(VENV) -m ruff format --check .
 	$(VENV) -m mypy sp_core
 	.venv/bin/lint-imports --no-cache --no-logo
