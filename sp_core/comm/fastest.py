@@ -14,11 +14,11 @@ from .transport import Transport
 
 #: most bytes that a rank receives in an exchange that is timed. Larger ones take longer in proportion, whatever the transport;
 #: CPU ranks exchange so many in milliseconds
-TIMED_BYTES, TIMED_BYTES_CPU = 64 << 20, 768 << 10
+TIMED_BYTES, TIMED_BYTES_CPU = 64 << 20, 384 << 10
 #: a transport that comes later in the order of the rows is taken only if it is so much faster: clocks are not exact
 _MARGIN = 1.1
 #: exchanges of a transport, of which the first are not counted
-_ROUNDS, _WARM_UP = 5, 2
+_ROUNDS, _WARM_UP = 4, 1
 _HEAD_BYTES = 256
 
 #: what was measured before: (ranks of the group, names of the transports, bytes) -> name and seconds of each

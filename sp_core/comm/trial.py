@@ -22,7 +22,7 @@ from .transport import Transport
 log = logging.getLogger(__name__)
 
 #: bytes that each rank receives in a trial, at least; CPU ranks share memory that the system looks after
-TRIAL_BYTES, TRIAL_BYTES_CPU = 64 << 20, 1 << 20
+TRIAL_BYTES, TRIAL_BYTES_CPU = 64 << 20, 256 << 10
 #: bytes of a token in the exchanges that fill a buffer, and tokens of one batch entry
 _ROW, _ROWS = 1024, 2048
 #: bytes that are received at once where a transport has no slots of its own
@@ -37,7 +37,7 @@ def trial(transport: Transport, group: dist.ProcessGroup | None, device: torch.d
     Collective; every rank gets the same answer.
 
     Args:
-        received: bytes that each rank receives at least, by default 64 MB, and 1 MB for CPU tensors. Every slot is
+        received: bytes that each rank receives at least, by default 64 MB, and 256 KB for CPU tensors. Every slot is
             filled to its last byte, however few they are.
     """
     least = received if received is not None else TRIAL_BYTES_CPU if device.type == "cpu" else TRIAL_BYTES

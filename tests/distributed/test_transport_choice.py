@@ -89,7 +89,7 @@ def test_cpu_ranks_get_shared_memory(tmp_path: Path) -> None:
     assert answers == [answers[0]] * 3
     name, reason = answers[0]
     assert name == "shm"
-    assert re.fullmatch(r"shm, verified; 0\.79 MB take [0-9.]+ ms by shm, [0-9.]+ ms by gloo", reason)
+    assert re.fullmatch(r"shm, verified; 0\.39 MB take [0-9.]+ ms by shm, [0-9.]+ ms by gloo", reason)
     assert os.listdir(tmp_path) == []
 
 

@@ -56,17 +56,19 @@ class CollectiveTransport(Transport):
         return outputs_BThD
 
     def _scatter_together(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int], heads: Sequence[int]) -> list[Tensor]:
-        """In one collective, where its latency is what counts: all rows of all tensors lie beside each other in a token."""
-        B, D = tensors_BtHD[0].size(0), tensors_BtHD[0].size(3)
-        n, h = len(tensors_BtHD) * B, heads[self.rank]
-        # (t, H, n, D): a destination's heads are a run of H for all rows at once
-        rows_tHnD = torch.cat(list(tensors_BtHD)).permute(1, 2, 0, 3)
-        send, sizes = _packed(rows_tHnD, heads)
-        received = send.new_empty(sum(token_counts) * h * n * D)
-        self._all_to_all(received, send, sizes, [count * h * n * D for count in token_counts])
-        outputs_nThD = received.view(sum(token_counts), h, n, D).permute(2, 0, 1, 3)
+        """In one collective, where its latency is what counts: what comes from a rank is of all tensors, and is sorted here."""
+        first = tensors_BtHD[0]
+        n, (B, t, _, D), h = len(tensors_BtHD), first.shape, heads[self.rank]
+        sizes, received = [n * B * t * count * D for count in heads], [n * B * count * h * D for count in token_counts]
+        send, got = first.new_empty(sum(sizes)), first.new_empty(sum(received))
+        shards = [part.view(n, B, t, count, D) for part, count in zip(send.split(sizes), heads, strict=True)]
+        for index, x_BtHD in enumerate(tensors_BtHD):
+            for shard, part in zip(shards, x_BtHD.split(list(heads), dim=2), strict=True):
+                shard[index].copy_(part)
+        self._all_to_all(got, send, sizes, received)
+        shards = [part.view(n, B, count, h, D) for part, count in zip(got.split(received), token_counts, strict=True)]
         # one buffer a tensor, so that each can be kept, freed and written to without the others
-        return [x.clone(memory_format=torch.contiguous_format) for x in outputs_nThD.split(B)]
+        return [torch.cat([shard[index] for shard in shards], dim=1) for index in range(n)]
 
     def _gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
         B, _, h, D = tensor_BThD.shape
