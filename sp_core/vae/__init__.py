@@ -1,0 +1,26 @@
+"""VAEs over several ranks: each computes a band of the frame's rows, and what it needs of the others' rows comes from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .engine import BandEngine
+from .exchange import RowExchange
+from .plan import DecodePlan
+from .validation import why_not
+from .wan import WAN_21
+
+PLANS: dict[str, DecodePlan] = {plan.architecture: plan for plan in (WAN_21,)}
+
+
+def architecture_of(vae: Any) -> str:
+    """Module and name of a VAE's class, as a plan names it."""
+    return f"{type(vae).__module__}.{type(vae).__qualname__}"
+
+
+def plan_for(vae: Any) -> DecodePlan | None:
+    """The plan of a VAE; None where there is none. Subclasses have forwards of their own, so only the class itself counts."""
+    return PLANS.get(architecture_of(vae))
+
+
+__all__ = ["PLANS", "BandEngine", "DecodePlan", "RowExchange", "architecture_of", "plan_for", "why_not"]

@@ -1,0 +1,148 @@
+"""Installs a decode plan into a VAE for one call, and takes it out again.
+
+The VAE's own code runs on this rank's band of the frame as if it were the frame. What mixes rows gets the rows of others:
+a convolution the few that its kernel reaches, group norm the statistics of all, attention the whole frame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import padding as pads
+
+from ..errors import SPError
+from ..layout.bands import Bands
+from .conv_rows import ConvRows, conv_rows, joined, with_border, without_row_padding
+from .exchange import RowExchange
+from .group_norm import StatisticsOfAllRows
+from .plan import DecodePlan
+
+_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
+#: they pad by (columns, columns, rows, rows, ...)
+_PADS = (pads._ConstantPadNd, pads._ReplicationPadNd, pads._ReflectionPadNd)
+
+
+class BandEngine:
+    """Runs one call of a VAE over the ranks that have a band.
+
+    Args:
+        bands: in rows of the latent.
+        exchange: joins exactly the ranks that have a band.
+        enter_call: called before everything that waits for other ranks; may raise to stop, on all ranks at the same place.
+    """
+
+    def __init__(self, plan: DecodePlan, bands: Bands, exchange: RowExchange, enter_call: Callable[[], None] = lambda: None) -> None:
+        self._plan, self._bands, self._exchange, self._enter_call = plan, bands, exchange, enter_call
+        #: the code that runs now has the whole frame
+        self._whole = False
+        #: rows (over, under) that a padding module has just added
+        self._added = (0, 0)
+
+    @contextlib.contextmanager
+    def installed(self, vae: nn.Module) -> Iterator[None]:
+        """Inside, ``vae`` computes on bands; nothing is left in it after that."""
+        with contextlib.ExitStack() as undo:
+            for parent in vae.modules():
+                for module in parent.children():
+                    self._hook(module, parent, undo)
+            yield
+
+    def _hook(self, module: nn.Module, parent: nn.Module, undo: contextlib.ExitStack) -> None:
+        if type(module).__name__ in self._plan.whole:
+            _replace(module, "forward", self._on_the_whole_frame(module.forward), undo)
+        elif isinstance(module, _CONVOLUTIONS):
+            added = self._plan.padded.get(type(parent).__name__, (0, 0)) if module.kernel_size[-2] > 1 else (0, 0)
+            _replace(module, "_conv_forward", self._on_a_band(module, added), undo)
+        elif isinstance(module, _PADS):
+            undo.callback(module.register_forward_hook(self._remember_padding).remove)
+        elif isinstance(module, nn.GroupNorm):
+            _replace(module, "forward", self._with_all_statistics(module.forward), undo)
+
+    # -- what mixes rows -----------------------------------------------------------------
+
+    def _on_a_band(self, conv: Any, added: tuple[int, int]) -> Callable[..., Tensor]:
+        """The convolution itself, after the module's own code has padded and joined the frames in time."""
+        original = conv._conv_forward
+
+        def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            given, self._added = (self._added if self._added != (0, 0) else added), (0, 0)
+            rows = conv_rows(conv, given)
+            if self._whole or rows.is_local:
+                return original(x, *args, **kwargs)  # type: ignore[no-any-return]
+            self._enter_call()
+            x = self._with_halo(x, rows)
+            with without_row_padding(conv):
+                return original(x, *args, **kwargs)  # type: ignore[no-any-return]
+
+        return forward
+
+    def _with_halo(self, x: Tensor, rows: ConvRows) -> Tensor:
+        over, under = rows.added
+        own = x.narrow(-2, over, x.size(-2) - over - under)
+        bands, rank = self._at(own), self._exchange.rank
+        if own.size(-2) % rows.stride:
+            raise SPError(f"A convolution with stride {rows.stride} got {own.size(-2)} rows on rank {rank}, which do not divide")
+        above, below = self._exchange.halo(own, bands, rows.above, rows.below)
+        start, stop = bands.range(rank)
+        if rows.added == (0, 0):
+            body = joined([above, own, below])
+            missing = (rows.above - above.size(-2), rows.below - below.size(-2))
+            return joined(with_border(body, *missing, rows.mode))
+        # the host has padded this band as if it were the frame, which is right at the borders of the frame only
+        if (start and above.size(-2) < rows.above) or (stop < bands.height and below.size(-2) < rows.below):
+            raise SPError(f"Rank {rank} needs more rows of a frame that is padded outside the convolution than its neighbours have")
+        top = above if start else x.narrow(-2, 0, over)
+        bottom = below if stop < bands.height else x.narrow(-2, over + own.size(-2), under)
+        return joined([top, own, bottom])
+
+    def _remember_padding(self, module: Any, args: Any, output: Any) -> None:
+        if not self._whole:
+            over, under = tuple(module.padding)[2:4]
+            self._added = (int(over), int(under))
+
+    def _with_all_statistics(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
+            if self._whole:
+                return original(*args, **kwargs)
+            self._enter_call()
+            with StatisticsOfAllRows(self._exchange.every_rank):
+                return original(*args, **kwargs)
+
+        return forward
+
+    def _on_the_whole_frame(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if self._whole:
+                return original(x, *args, **kwargs)
+            self._enter_call()
+            bands = self._at(x)
+            self._whole = True
+            try:
+                output = original(self._exchange.all_rows(x, bands), *args, **kwargs)
+            finally:
+                self._whole = False
+            start, stop = bands.range(self._exchange.rank)
+            return output[..., start:stop, :].contiguous()
+
+        return forward
+
+    def _at(self, own: Tensor) -> Bands:
+        """The bands at the resolution of this rank's rows."""
+        rank = self._exchange.rank
+        factor, rest = divmod(own.size(-2), self._bands.counts[rank])
+        if rest or not factor:
+            latent = self._bands.counts[rank]
+            raise SPError(f"Rank {rank} has {own.size(-2)} rows where its band has {latent} rows of the latent, which do not divide")
+        return self._bands.scaled(factor)
+
+
+def _replace(module: Any, name: str, value: Any, undo: contextlib.ExitStack) -> None:
+    """Set an attribute of one module, and what it had by its class or by itself afterwards."""
+    if name in module.__dict__:
+        undo.callback(module.__dict__.__setitem__, name, module.__dict__[name])
+    else:
+        undo.callback(module.__dict__.pop, name, None)
+    module.__dict__[name] = value

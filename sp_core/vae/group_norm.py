@@ -1,0 +1,62 @@
+"""Group norm of a frame that lies on several ranks: its statistics are those of all rows.
+
+Shape legend: B batch, G groups, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+#: this rank's (count, mean, squared deviation) of each group, (3, B, G), to every rank's, (N, 3, B, G)
+EveryRank = Callable[[Tensor], Tensor]
+
+
+class StatisticsOfAllRows(TorchFunctionMode):
+    """Inside, ``torch.nn.functional.group_norm`` is that of the whole frame. The module has prepared its weights by then."""
+
+    def __init__(self, every_rank: EveryRank) -> None:
+        super().__init__()
+        self._every_rank = every_rank
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is F.group_norm:
+            return group_norm(self._every_rank, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def group_norm(
+    every_rank: EveryRank, input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """As ``torch.nn.functional.group_norm``, for this rank's rows of (B, C, ..., h, W). Statistics are float32."""
+    batch, channels = input.shape[:2]
+    groups_BG = input.reshape(batch, num_groups, -1)
+    variance_BG, mean_BG = torch.var_mean(groups_BG.float(), dim=-1, correction=0)
+    count_BG = torch.full_like(mean_BG, groups_BG.size(-1))
+    mean_BG, variance_BG = combined(every_rank(torch.stack([count_BG, mean_BG, variance_BG * count_BG])))
+    scale_BC = torch.rsqrt(variance_BG + eps).repeat_interleave(channels // num_groups, 1)
+    mean_BC = mean_BG.repeat_interleave(channels // num_groups, 1)
+    if weight is not None:
+        scale_BC = scale_BC * weight.float()
+    shift_BC = -mean_BC * scale_BC
+    if bias is not None:
+        shift_BC = shift_BC + bias.float()
+    shape = (batch, channels, *[1] * (input.dim() - 2))
+    return torch.addcmul(shift_BC.view(shape), input.float(), scale_BC.view(shape)).to(input.dtype)
+
+
+def combined(parts_N3BG: Tensor) -> tuple[Tensor, Tensor]:
+    """(mean, variance) of everything from (count, mean, squared deviation) of its parts.
+
+    Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
+    """
+    count, mean, deviation = parts_N3BG.double().unbind(1)
+    total = count.sum(0)
+    all_mean = (count * mean).sum(0) / total
+    all_deviation = (deviation + count * (mean - all_mean) ** 2).sum(0)
+    return all_mean.to(parts_N3BG.dtype), (all_deviation / total).to(parts_N3BG.dtype)

@@ -1,0 +1,32 @@
+"""What a decode plan says: which modules of a VAE need rows of other ranks, beside its convolutions.
+
+Plans are declarations, by names of the VAE's own classes. What a convolution needs is taken from the convolution: its
+kernel, stride, dilation and padding. No forward is copied: causal padding, caches over time and the rules for the first
+frame stay the host's own code, which sees a shorter frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """One class of VAE, for decode and for encode."""
+
+    #: module and name of the class in ComfyUI: two of its VAEs have one class name
+    architecture: str
+    #: the VAE's name for people, the same in every language
+    title: str
+    #: rows of a picture for each row of its latent
+    ratio: Callable[[nn.Module], int]
+    #: classes of modules that need the whole frame, such as attention: every rank computes them in full
+    whole: tuple[str, ...] = ()
+    #: classes whose code pads the frame by (rows above, rows below) and hands it to a convolution below it, which has no padding
+    padded: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    #: a VAE keeps nothing after a call
+    after_run: None = None
+    keeps_state: bool = False
