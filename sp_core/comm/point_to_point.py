@@ -31,23 +31,31 @@ class PointToPoint:
         self.stats = TransportStats() if stats is None else stats
         self._on_enter = on_enter
 
-    def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
-        """Send each tensor to its rank of the group while the others fill from theirs; returns when all have arrived.
+    def start(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> Callable[[], None]:
+        """Send each tensor to its rank of the group while the others fill from theirs; what is returned waits until all have arrived.
 
         At most one tensor goes from a rank to another. What is received into is contiguous. One batch, so that nccl cannot
         deadlock on the order.
         """
         if not sends and not receives:
-            return
+            return lambda: None
         if self._on_enter is not None:
             self._on_enter()
         started = time.perf_counter()
         outgoing = [(peer, _as_bytes(tensor.contiguous())) for peer, tensor in sends]
         operations = [dist.P2POp(dist.isend, data, group=self.group, group_peer=peer) for peer, data in outgoing]
         operations += [dist.P2POp(dist.irecv, _as_bytes(tensor), group=self.group, group_peer=peer) for peer, tensor in receives]
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
+        works = dist.batch_isend_irecv(operations)
         self.stats.count(sum(data.numel() for _, data in outgoing), started)
+
+        def wait() -> None:
+            began = time.perf_counter()
+            for work in works:
+                work.wait()
+            self.stats.seconds += time.perf_counter() - began
+            outgoing.clear()  # until here the tensors that are sent have to live
+
+        return wait
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:

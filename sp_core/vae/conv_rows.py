@@ -44,6 +44,28 @@ class ConvRows:
         return self.kernel == 1 and self.stride == 1 and not self.padding and self.added == (0, 0)
 
 
+@dataclass(frozen=True)
+class Edge:
+    """Rows of a convolution's result that need rows of other ranks, at one edge of a band."""
+
+    #: how many rows of the result
+    results: int
+    #: the rows of the band that they need beside the halo: [start, stop)
+    start: int
+    stop: int
+
+
+def edges(rows: ConvRows, height: int) -> tuple[Edge, Edge] | None:
+    """The upper and the lower edge of a band of ``height`` rows, or None where the two meet: then all of it is edge."""
+    reach, results = rows.dilation * (rows.kernel - 1), height // rows.stride
+    upper = -(-rows.above // rows.stride)
+    lower = results - (max(-1, (height - 1 + rows.above - reach) // rows.stride) + 1)
+    first, last = (upper - 1) * rows.stride + reach + 1 - rows.above, (results - lower) * rows.stride - rows.above
+    if upper + lower > results or first > height or last < 0:
+        return None
+    return Edge(upper, 0, first), Edge(lower, last, height)
+
+
 def conv_rows(conv: nn.Conv2d | nn.Conv3d, added: tuple[int, int] = (0, 0)) -> ConvRows:
     """What a convolution says of itself; ``added`` as in :class:`ConvRows`. Its padding has to be numbers."""
     kernel, stride, dilation = conv.kernel_size[-2], conv.stride[-2], conv.dilation[-2]

@@ -7,18 +7,23 @@ a convolution the few that its kernel reaches, group norm the statistics of all,
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import padding as pads
 
 from ..errors import SPError
 from ..layout.bands import Bands
-from .conv_rows import ConvRows, conv_rows, joined, with_border, without_row_padding
+from .conv_rows import ConvRows, conv_rows, edges, joined, with_border, without_row_padding
 from .exchange import RowExchange
 from .group_norm import StatisticsOfAllRows
 from .plan import DecodePlan
+
+#: rows from which on a band is high: its edges are a small part of it
+HIGH = 32
 
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 #: they pad by (columns, columns, rows, rows, ...)
@@ -32,10 +37,19 @@ class BandEngine:
         bands: in rows of the latent.
         exchange: joins exactly the ranks that have a band.
         enter_call: called before everything that waits for other ranks; may raise to stop, on all ranks at the same place.
+        device: that the ranks' tensors are on.
     """
 
-    def __init__(self, plan: DecodePlan, bands: Bands, exchange: RowExchange, enter_call: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        plan: DecodePlan,
+        bands: Bands,
+        exchange: RowExchange,
+        enter_call: Callable[[], None] = lambda: None,
+        device: torch.device | None = None,
+    ) -> None:
         self._plan, self._bands, self._exchange, self._enter_call = plan, bands, exchange, enter_call
+        self._device = torch.device("cpu") if device is None else device
         #: the code that runs now has the whole frame
         self._whole = False
         #: rows (over, under) that a padding module has just added
@@ -48,6 +62,9 @@ class BandEngine:
             for parent in vae.modules():
                 for module in parent.children():
                     self._hook(module, parent, undo)
+            for name in self._plan.chunk_sizes:
+                functions = sys.modules[type(vae).__module__]
+                _replace(functions, name, self._agreed_on(getattr(functions, name)), undo)
             yield
 
     def _hook(self, module: nn.Module, parent: nn.Module, undo: contextlib.ExitStack) -> None:
@@ -73,19 +90,38 @@ class BandEngine:
             if self._whole or rows.is_local:
                 return original(x, *args, **kwargs)  # type: ignore[no-any-return]
             self._enter_call()
-            x = self._with_halo(x, rows)
-            with without_row_padding(conv):
-                return original(x, *args, **kwargs)  # type: ignore[no-any-return]
+            return self._convolved(conv, lambda y: original(y, *args, **kwargs), x, rows)
 
         return forward
 
-    def _with_halo(self, x: Tensor, rows: ConvRows) -> Tensor:
+    def _convolved(self, conv: Any, compute: Callable[[Tensor], Tensor], x: Tensor, rows: ConvRows) -> Tensor:
         over, under = rows.added
         own = x.narrow(-2, over, x.size(-2) - over - under)
         bands, rank = self._at(own), self._exchange.rank
         if own.size(-2) % rows.stride:
             raise SPError(f"A convolution with stride {rows.stride} got {own.size(-2)} rows on rank {rank}, which do not divide")
-        above, below = self._exchange.halo(own, bands, rows.above, rows.below)
+        arriving = self._exchange.halo(own, bands, rows.above, rows.below)
+        # in a high band the few rows at its edges are computed anew: joining the halo to the band would copy all of it
+        parts = edges(rows, own.size(-2)) if min(bands.counts) >= HIGH else None
+        if parts is None:
+            x = self._with_halo(x, own, arriving(), rows)
+            with without_row_padding(conv):
+                return compute(x)
+        output = compute(x)
+        upper, lower = parts
+        above, below = arriving()
+        start, stop = bands.range(rank)
+        with without_row_padding(conv):
+            if start and upper.results:
+                output[..., : upper.results, :] = compute(torch.cat([above, own[..., upper.start : upper.stop, :]], -2))
+            if stop < bands.height and lower.results:
+                output[..., -lower.results :, :] = compute(torch.cat([own[..., lower.start : lower.stop, :], below], -2))
+        return output
+
+    def _with_halo(self, x: Tensor, own: Tensor, halo: tuple[Tensor, Tensor], rows: ConvRows) -> Tensor:
+        """This rank's rows between all that the convolution sees over and under them."""
+        (over, under), (above, below) = rows.added, halo
+        bands, rank = self._at(own), self._exchange.rank
         start, stop = bands.range(rank)
         if rows.added == (0, 0):
             body = joined([above, own, below])
@@ -129,6 +165,17 @@ class BandEngine:
 
         return forward
 
+    def _agreed_on(self, original: Callable[..., int]) -> Callable[..., int]:
+        """As many bytes for each row of the latent on every rank, so that all cut the frames into the same chunks."""
+
+        def chunk_size(*args: Any, **kwargs: Any) -> int:
+            self._enter_call()
+            rows = self._bands.counts[self._exchange.rank]
+            own = torch.tensor([original(*args, **kwargs) // rows], device=self._device)
+            return int(self._exchange.every_rank(own).min()) * rows
+
+        return chunk_size
+
     def _at(self, own: Tensor) -> Bands:
         """The bands at the resolution of this rank's rows."""
         rank = self._exchange.rank
@@ -140,7 +187,7 @@ class BandEngine:
 
 
 def _replace(module: Any, name: str, value: Any, undo: contextlib.ExitStack) -> None:
-    """Set an attribute of one module, and what it had by its class or by itself afterwards."""
+    """Set an attribute of one module, of torch or of Python, and what it had by its class or by itself afterwards."""
     if name in module.__dict__:
         undo.callback(module.__dict__.__setitem__, name, module.__dict__[name])
     else:

@@ -5,6 +5,8 @@ Shape legend: H rows of the whole frame, h this rank's rows, W columns. Rows are
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -24,8 +26,9 @@ class RowExchange:
     def rank(self) -> int:
         return self._everybody.rank
 
-    def halo(self, own: Tensor, bands: Bands, above: int, below: int) -> tuple[Tensor, Tensor]:
-        """The rows over and under this rank's band: two tensors (..., at most ``above`` or ``below``, W).
+    def halo(self, own: Tensor, bands: Bands, above: int, below: int) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Ask for the rows over and under this rank's band. What is returned waits for them: two tensors (..., at most ``above``
+        or ``below``, W). Whoever computes meanwhile waits less.
 
         Args:
             own: this rank's rows, (..., h, W).
@@ -35,10 +38,15 @@ class RowExchange:
         sends = [(rows.rank, own[..., rows.start - start : rows.stop - start, :]) for rows in bands.given(self.rank, above, below)]
         needed = bands.needed(self.rank, above, below)
         received = [own.new_empty((*own.shape[:-2], rows.count, own.size(-1))) for rows in needed]
-        self._neighbours.exchange(sends, [(rows.rank, tensor) for rows, tensor in zip(needed, received, strict=True)])
-        over = [tensor for rows, tensor in zip(needed, received, strict=True) if rows.stop <= start]
-        under = [tensor for rows, tensor in zip(needed, received, strict=True) if rows.start >= stop]
-        return _joined(over, own), _joined(under, own)
+        wait = self._neighbours.start(sends, [(rows.rank, tensor) for rows, tensor in zip(needed, received, strict=True)])
+
+        def arrived() -> tuple[Tensor, Tensor]:
+            wait()
+            over = [tensor for rows, tensor in zip(needed, received, strict=True) if rows.stop <= start]
+            under = [tensor for rows, tensor in zip(needed, received, strict=True) if rows.start >= stop]
+            return _joined(over, own), _joined(under, own)
+
+        return arrived
 
     def all_rows(self, own: Tensor, bands: Bands) -> Tensor:
         """The whole frame, (..., H, W), of every rank's (..., h, W)."""

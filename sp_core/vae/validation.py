@@ -20,6 +20,8 @@ def why_not(plan: DecodePlan, vae: nn.Module) -> str | None:
 
     Functions that a forward calls are not seen here: what a plan does not say of them, its tests have to notice.
     """
+    if refusal := plan.refuses(vae):
+        return refusal
     for path, module in vae.named_modules():
         problem = _problem(module)
         if problem is not None and not _below(path, vae, plan.whole):

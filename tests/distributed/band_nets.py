@@ -122,11 +122,16 @@ def one_row_short() -> Iterator[None]:
     """Where two rows are needed one comes, and its neighbour stands for it."""
     whole = RowExchange.halo
 
-    def short(self: RowExchange, own: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-        above, below = whole(self, own, *args)
-        if above.size(-2):
-            above[..., :1, :] = above[..., 1:2, :] if above.size(-2) > 1 else own[..., :1, :]
-        return above, below
+    def short(self: RowExchange, own: Tensor, *args: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+        arriving = whole(self, own, *args)
+
+        def arrived() -> tuple[Tensor, Tensor]:
+            above, below = arriving()
+            if above.size(-2):
+                above[..., :1, :] = above[..., 1:2, :] if above.size(-2) > 1 else own[..., :1, :]
+            return above, below
+
+        return arrived
 
     RowExchange.halo = short  # type: ignore[method-assign]
     try:

@@ -20,7 +20,8 @@ def ranks() -> Iterator[RankPools]:
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("name", NETS)
 def test_every_rank_has_the_rows_of_one_process(ranks: RankPools, name: str, world_size: int) -> None:
-    for height in (11, 4, 3, 1):
+    # with 70 rows two bands are high: their edges are computed beside the band
+    for height in (70, 11, 4, 3, 1):
         answers = [answer for answer in ranks.call(world_size, on_bands, name, height) if answer is not None]
         assert len(answers) == min(world_size, height)
         assert max(error for error, *_ in answers) <= TOLERANCE, f"{height} rows"
@@ -33,12 +34,13 @@ def test_bytes_are_those_of_the_halos(ranks: RankPools) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil"),
+    ("name", "spoil", "height"),
     [
-        *((name, one_row_short) for name in ("zeros", "seven rows", "half, padded by itself", "padded outside", "frames kept")),
-        ("group norm", own_statistics),
-        *((name, zeros_at_the_border) for name in ("replicate", "reflect")),
+        *((name, one_row_short, 11) for name in ("zeros", "seven rows", "half, padded by itself", "padded outside", "frames kept")),
+        *((name, one_row_short, 70) for name in ("zeros", "half, padded below", "padded outside")),
+        ("group norm", own_statistics, 11),
+        *((name, zeros_at_the_border, 11) for name in ("replicate", "reflect")),
     ],
 )
-def test_a_fault_is_noticed(ranks: RankPools, name: str, spoil: object) -> None:
-    assert max(error for error, *_ in ranks.call(2, on_bands, name, 11, spoil)) > 1e-2
+def test_a_fault_is_noticed(ranks: RankPools, name: str, spoil: object, height: int) -> None:
+    assert max(error for error, *_ in ranks.call(2, on_bands, name, height, spoil)) > 1e-2

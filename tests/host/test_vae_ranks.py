@@ -11,7 +11,7 @@ import pytest
 from distributed.band_nets import one_row_short
 from distributed.ranks import RankPool
 from host.graphs import TOLERANCE
-from host.vaes import VAES, serve
+from host.vaes import VAES, chunks_of_its_own, serve
 
 CASES = [
     (name, method, size, frames[method == "encode"])
@@ -37,7 +37,7 @@ def answers(ranks: RankPool, *case: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("name", "method", "size", "frames"), CASES)
 def test_same_as_one_process(ranks: RankPool, name: str, method: str, size: int, frames: int) -> None:
-    for height in (7, 3, 1):
+    for height in VAES[name].heights:
         found = answers(ranks, name, method, height, frames, size)
         assert len(found) == min(size, height)
         assert found[0]["alive"] > 1e-2, "the stock picture is empty: the case compares nothing"
@@ -54,3 +54,14 @@ def test_same_as_one_process(ranks: RankPool, name: str, method: str, size: int,
 def test_a_halo_that_is_one_row_short_is_noticed(ranks: RankPool, name: str, method: str) -> None:
     found = answers(ranks, name, method, 7, VAES[name].frames[-1][method == "encode"], 2, one_row_short)
     assert max(answer["error"] for answer in found) > 1e-3
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("method", "frames"), [("decode", 5), ("encode", 17)])
+def test_ranks_with_other_free_memory_cut_the_frames_alike(ranks: RankPool, method: str, frames: int, size: int) -> None:
+    found = answers(ranks, "LTX-Video", method, 7, frames, size, chunks_of_its_own)
+    assert len(found) == size
+    assert max(answer["error"] for answer in found) <= TOLERANCE
+    assert len({answer["messages"] for answer in found}) == 1, "ranks waited for each other a different number of times"
+    whole = answers(ranks, "LTX-Video", method, 7, frames, size)
+    assert found[0]["messages"] > whole[0]["messages"], "the frames were not cut: the case shows nothing"

@@ -1,0 +1,117 @@
+"""What the engine can share out of a VAE and what it refuses, and the numbers behind halos and statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sp_core.vae import PLANS, DecodePlan, architecture_of, plan_for, why_not
+from sp_core.vae.conv_rows import conv_rows, edges, with_border, without_row_padding
+from sp_core.vae.group_norm import combined
+
+#: (convolution, rows that the host adds, rows that it reaches over and under its band)
+REACHES: list[tuple[dict[str, Any], tuple[int, int], int, int]] = [
+    ({"kernel_size": 3, "padding": 1}, (0, 0), 1, 1),
+    ({"kernel_size": 1}, (0, 0), 0, 0),
+    ({"kernel_size": 7, "padding": 3}, (0, 0), 3, 3),
+    ({"kernel_size": 3, "padding": 2, "dilation": 2}, (0, 0), 2, 2),
+    ({"kernel_size": 3, "stride": 2, "padding": 1}, (0, 0), 1, 0),
+    ({"kernel_size": 3, "stride": 2}, (0, 1), 0, 1),
+    ({"kernel_size": 3}, (1, 1), 1, 1),
+    ({"kernel_size": 4, "stride": 2, "padding": 1}, (0, 0), 1, 1),
+    ({"kernel_size": 2, "stride": 2}, (0, 0), 0, 0),
+]
+
+PLAN = DecodePlan("tests", "Tests", lambda vae: 1)
+
+
+class Whole(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [
+        (nn.ConvTranspose2d(1, 1, 2), "0 (ConvTranspose2d) mixes rows in a way that is not known here"),
+        (nn.AvgPool2d(2), "0 (AvgPool2d) mixes rows"),
+        (nn.InstanceNorm2d(2), "0 (InstanceNorm2d) mixes rows"),
+        (nn.CircularPad2d(1), "0 (CircularPad2d) mixes rows"),
+        (nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), "pads the frame in the mode 'circular'"),
+        (nn.Conv2d(1, 1, 3, padding="same"), "has the padding 'same'"),
+        (nn.Upsample(scale_factor=2, mode="bilinear"), "enlarges the frame in the mode 'bilinear'"),
+    ],
+)
+def test_what_mixes_rows_in_another_way_is_refused_by_name(module: nn.Module, problem: str) -> None:
+    found = why_not(PLAN, nn.Sequential(module))
+    assert found is not None and problem in found
+    # below a module that gets the whole frame it does no harm
+    assert why_not(DecodePlan("tests", "Tests", lambda vae: 1, whole=("Whole",)), nn.Sequential(Whole(module))) is None
+
+
+def test_a_class_that_the_plan_names_and_the_vae_lacks_is_named() -> None:
+    assert why_not(DecodePlan("tests", "Tests", lambda vae: 1, whole=("Attention",)), nn.Sequential(nn.SiLU())) == (
+        "it has no Attention, which its decode plan names"
+    )
+
+
+def test_a_class_without_a_plan_has_none() -> None:
+    assert plan_for(nn.SiLU()) is None and plan_for(None) is None
+    assert architecture_of(nn.SiLU()) == "torch.nn.modules.activation.SiLU"
+    assert all(key == plan.architecture for key, plan in PLANS.items())
+
+
+@pytest.mark.parametrize(("arguments", "added", "above", "below"), REACHES)
+def test_rows_that_a_convolution_reaches(arguments: dict[str, Any], added: tuple[int, int], above: int, below: int) -> None:
+    rows = conv_rows(nn.Conv2d(1, 1, **arguments), added)
+    assert (rows.above, rows.below) == (above, below)
+
+
+@pytest.mark.parametrize("mode", ["zeros", "replicate", "reflect"])
+def test_border_rows_are_those_of_the_convolutions_padding(mode: str) -> None:
+    conv = nn.Conv2d(2, 3, 5, padding=2, padding_mode=mode)
+    frame = torch.randn(1, 2, 6, 6)
+    with without_row_padding(conv):
+        padded = conv(torch.cat(with_border(frame, 2, 2, mode), -2))
+    torch.testing.assert_close(padded, conv(frame))
+    assert conv.padding == (2, 2)
+
+
+def test_statistics_of_parts_are_those_of_the_whole() -> None:
+    whole = torch.randn(2, 3, 50) * 3 + 100
+    parts = whole.split([7, 30, 13], -1)
+    numbers = []
+    for part in parts:
+        variance, mean = torch.var_mean(part, -1, correction=0)
+        count = torch.full_like(mean, part.size(-1))
+        numbers.append(torch.stack([count, mean, variance * count]))
+    mean, variance = combined(torch.stack(numbers))
+    torch.testing.assert_close(mean, whole.mean(-1))
+    torch.testing.assert_close(variance, whole.var(-1, correction=0), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("arguments", [arguments for arguments, *_ in REACHES if arguments["kernel_size"] > 1])
+@pytest.mark.parametrize("height", [8, 12, 32])
+def test_edges_are_exactly_the_rows_of_the_result_that_others_change(arguments: dict[str, Any], height: int) -> None:
+    """A change of the rows outside the band is seen at the edges, and nowhere else."""
+    conv = nn.Conv2d(1, 1, **arguments)
+    nn.init.constant_(conv.weight, 0.1)
+    rows = conv_rows(conv)
+    found = edges(rows, height)
+    assert found is not None
+    upper, lower = found
+    changed = []
+    for value in (0.0, 1.0):
+        frame = torch.full((1, 1, 3 * height, 9), value)
+        frame[..., height : 2 * height, :] = 0.5
+        changed.append(conv(frame)[..., height // rows.stride : 2 * height // rows.stride, :])
+    seen = [bool(row.any()) for row in (changed[1] - changed[0]).abs()[0, 0] > 1e-4]
+    assert seen == [True] * upper.results + [False] * (len(seen) - upper.results - lower.results) + [True] * lower.results
+
+
+def test_a_band_that_is_all_edge_has_no_edges() -> None:
+    assert edges(conv_rows(nn.Conv2d(1, 1, 7, padding=3)), 4) is None
