@@ -1,17 +1,16 @@
-"""Which rows a convolution needs beside its own band, from its kernel, stride, dilation and padding."""
+"""Which rows a convolution needs beside its own band, from its kernel, stride, dilation and padding.
+
+A convolution always pads by itself. At the borders of the frame that is what it does for one device; at a cut it is given
+so many rows of the others that what it makes of its padding can be left out.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-#: paddings at the border of the frame that can be made of the rows near it
-MODES = ("zeros", "replicate", "reflect")
 
 
 @dataclass(frozen=True)
@@ -23,20 +22,33 @@ class ConvRows:
     dilation: int
     #: that the convolution adds over and under the frame
     padding: int
-    #: what it adds, one of :data:`MODES`
-    mode: str = "zeros"
     #: (over, under) that other code of the host has added to the frame already
     added: tuple[int, int] = (0, 0)
 
     @property
+    def reach(self) -> int:
+        """Rows between the first and the last that one row of the result is made of."""
+        return self.dilation * (self.kernel - 1)
+
+    @property
+    def before(self) -> int:
+        """Rows over its place that a row of the result is made of."""
+        return self.padding + self.added[0]
+
+    @property
+    def left_out(self) -> int:
+        """Rows of the result that a convolution which begins inside the frame makes of its padding."""
+        return -(-self.padding // self.stride)
+
+    @property
     def above(self) -> int:
         """Rows over its band that a rank needs."""
-        return self.padding + self.added[0]
+        return self.left_out * self.stride + self.added[0]
 
     @property
     def below(self) -> int:
         """Rows under its band that a rank needs, where the band's rows are a multiple of the stride."""
-        return max(0, self.dilation * (self.kernel - 1) + 1 - self.stride - self.above)
+        return max(0, self.reach + 1 - self.stride - self.before)
 
     @property
     def is_local(self) -> bool:
@@ -44,65 +56,52 @@ class ConvRows:
         return self.kernel == 1 and self.stride == 1 and not self.padding and self.added == (0, 0)
 
 
-@dataclass(frozen=True)
-class Edge:
-    """Rows of a convolution's result that need rows of other ranks, at one edge of a band."""
-
-    #: how many rows of the result
-    results: int
-    #: the rows of the band that they need beside the halo: [start, stop)
-    start: int
-    stop: int
-
-
-def edges(rows: ConvRows, height: int) -> tuple[Edge, Edge] | None:
-    """The upper and the lower edge of a band of ``height`` rows, or None where the two meet: then all of it is edge."""
-    reach, results = rows.dilation * (rows.kernel - 1), height // rows.stride
-    upper = -(-rows.above // rows.stride)
-    lower = results - (max(-1, (height - 1 + rows.above - reach) // rows.stride) + 1)
-    first, last = (upper - 1) * rows.stride + reach + 1 - rows.above, (results - lower) * rows.stride - rows.above
-    if upper + lower > results or first > height or last < 0:
-        return None
-    return Edge(upper, 0, first), Edge(lower, last, height)
-
-
 def conv_rows(conv: nn.Conv2d | nn.Conv3d, added: tuple[int, int] = (0, 0)) -> ConvRows:
     """What a convolution says of itself; ``added`` as in :class:`ConvRows`. Its padding has to be numbers."""
-    kernel, stride, dilation = conv.kernel_size[-2], conv.stride[-2], conv.dilation[-2]
-    return ConvRows(kernel, stride, dilation, int(conv.padding[-2]), conv.padding_mode, added)
+    return ConvRows(conv.kernel_size[-2], conv.stride[-2], conv.dilation[-2], int(conv.padding[-2]), added)
 
 
-def with_border(rows: Tensor, above: int, below: int, mode: str) -> list[Tensor]:
-    """``rows`` (..., h, W) between what a convolution would see over and under the frame; to be joined on dim -2."""
-    return [*_border(rows, above, mode, top=True), rows, *_border(rows, below, mode, top=False)]
+def edges(rows: ConvRows, height: int) -> tuple[int, int] | None:
+    """How many rows of the result of a band of ``height`` rows need others' rows, at its upper and at its lower edge.
+
+    None where the two meet: then all of it is edge.
+    """
+    results = height // rows.stride
+    upper = -(-rows.before // rows.stride)
+    lower = results - (max(-1, (height - 1 + rows.before - rows.reach) // rows.stride) + 1)
+    inner = height - rows.reach - rows.stride - rows.above
+    return None if upper + lower > results or inner < 0 else (upper, lower)
 
 
-def _border(rows: Tensor, count: int, mode: str, top: bool) -> list[Tensor]:
-    if not count:
-        return []
-    if mode == "zeros":
-        return [rows.new_zeros((*rows.shape[:-2], count, rows.size(-1)))]
-    if mode == "replicate":
-        edge = rows[..., :1, :] if top else rows[..., -1:, :]
-        return [edge.expand(*rows.shape[:-2], count, rows.size(-1))]
-    mirrored = rows[..., 1 : count + 1, :] if top else rows[..., -count - 1 : -1, :]
-    return [mirrored.flip(-2)]
+@dataclass(frozen=True)
+class Extended:
+    """A band between what is over and under it: others' rows, or at the borders of the frame those that the host has added.
 
+    All are (..., rows, W); the frame ends where there are no more.
+    """
 
-@contextlib.contextmanager
-def without_row_padding(conv: Any) -> Iterator[None]:
-    """Inside, the convolution adds no rows: its input has them."""
-    padding, reversed_padding = conv.padding, conv._reversed_padding_repeated_twice
-    conv.padding = (*padding[:-2], 0, padding[-1])
-    # last dim first, each twice: columns, rows, frames
-    conv._reversed_padding_repeated_twice = [*reversed_padding[:2], 0, 0, *reversed_padding[4:]]
-    try:
-        yield
-    finally:
-        conv.padding, conv._reversed_padding_repeated_twice = padding, reversed_padding
+    above: Tensor
+    own: Tensor
+    below: Tensor
+    rows: ConvRows
 
+    def results(self, compute: Callable[[Tensor], Tensor], first: int, last: int) -> Tensor:
+        """Rows [first, last) of the band's result, by ``compute``, the convolution with its own padding."""
+        rows, over = self.rows, self.rows.added[0]
+        low = max(-self.above.size(-2), (first - rows.left_out) * rows.stride - over)
+        high = (last - 1) * rows.stride - rows.before + rows.reach + 1
+        computed = compute(self._between(low, high))
+        start = (first * rows.stride - over - low) // rows.stride
+        if computed.size(-2) == last - first:
+            return computed
+        return computed[..., start : start + last - first, :].contiguous()
 
-def joined(parts: list[Tensor]) -> Tensor:
-    """The parts that have rows, one under the other."""
-    parts = [part for part in parts if part.size(-2)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+    def _between(self, low: int, high: int) -> Tensor:
+        """Rows [low, high), counted from the band's first."""
+        parts, at = [], -self.above.size(-2)
+        for part in (self.above, self.own, self.below):
+            start, stop = max(low, at) - at, min(high, at + part.size(-2)) - at
+            if stop > start:
+                parts.append(part[..., start:stop, :])
+            at += part.size(-2)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -2)

@@ -17,7 +17,7 @@ from torch.nn.modules import padding as pads
 
 from ..errors import SPError
 from ..layout.bands import Bands
-from .conv_rows import ConvRows, conv_rows, edges, joined, with_border, without_row_padding
+from .conv_rows import ConvRows, Extended, conv_rows, edges
 from .exchange import RowExchange
 from .group_norm import StatisticsOfAllRows
 from .plan import DecodePlan
@@ -90,49 +90,42 @@ class BandEngine:
             if self._whole or rows.is_local:
                 return original(x, *args, **kwargs)  # type: ignore[no-any-return]
             self._enter_call()
-            return self._convolved(conv, lambda y: original(y, *args, **kwargs), x, rows)
+            return self._convolved(lambda y: original(y, *args, **kwargs), x, rows)
 
         return forward
 
-    def _convolved(self, conv: Any, compute: Callable[[Tensor], Tensor], x: Tensor, rows: ConvRows) -> Tensor:
+    def _convolved(self, compute: Callable[[Tensor], Tensor], x: Tensor, rows: ConvRows) -> Tensor:
         over, under = rows.added
         own = x.narrow(-2, over, x.size(-2) - over - under)
         bands, rank = self._at(own), self._exchange.rank
-        if own.size(-2) % rows.stride:
+        results, rest = divmod(own.size(-2), rows.stride)
+        if rest:
             raise SPError(f"A convolution with stride {rows.stride} got {own.size(-2)} rows on rank {rank}, which do not divide")
         arriving = self._exchange.halo(own, bands, rows.above, rows.below)
         # in a high band the few rows at its edges are computed anew: joining the halo to the band would copy all of it
         parts = edges(rows, own.size(-2)) if min(bands.counts) >= HIGH else None
         if parts is None:
-            x = self._with_halo(x, own, arriving(), rows)
-            with without_row_padding(conv):
-                return compute(x)
-        output = compute(x)
-        upper, lower = parts
-        above, below = arriving()
-        start, stop = bands.range(rank)
-        with without_row_padding(conv):
-            if start and upper.results:
-                output[..., : upper.results, :] = compute(torch.cat([above, own[..., upper.start : upper.stop, :]], -2))
-            if stop < bands.height and lower.results:
-                output[..., -lower.results :, :] = compute(torch.cat([own[..., lower.start : lower.stop, :], below], -2))
+            return self._extended(x, own, arriving(), rows).results(compute, 0, results)
+        output = compute(x).narrow(-2, 0, results)
+        extended, (upper, lower), (start, stop) = self._extended(x, own, arriving(), rows), parts, bands.range(rank)
+        if start and upper:
+            output[..., :upper, :] = extended.results(compute, 0, upper)
+        if stop < bands.height and lower:
+            output[..., results - lower :, :] = extended.results(compute, results - lower, results)
         return output
 
-    def _with_halo(self, x: Tensor, own: Tensor, halo: tuple[Tensor, Tensor], rows: ConvRows) -> Tensor:
-        """This rank's rows between all that the convolution sees over and under them."""
+    def _extended(self, x: Tensor, own: Tensor, halo: tuple[Tensor, Tensor], rows: ConvRows) -> Extended:
         (over, under), (above, below) = rows.added, halo
         bands, rank = self._at(own), self._exchange.rank
         start, stop = bands.range(rank)
         if rows.added == (0, 0):
-            body = joined([above, own, below])
-            missing = (rows.above - above.size(-2), rows.below - below.size(-2))
-            return joined(with_border(body, *missing, rows.mode))
+            return Extended(above, own, below, rows)
         # the host has padded this band as if it were the frame, which is right at the borders of the frame only
         if (start and above.size(-2) < rows.above) or (stop < bands.height and below.size(-2) < rows.below):
             raise SPError(f"Rank {rank} needs more rows of a frame that is padded outside the convolution than its neighbours have")
         top = above if start else x.narrow(-2, 0, over)
         bottom = below if stop < bands.height else x.narrow(-2, over + own.size(-2), under)
-        return joined([top, own, bottom])
+        return Extended(top, own, bottom, rows)
 
     def _remember_padding(self, module: Any, args: Any, output: Any) -> None:
         if not self._whole:

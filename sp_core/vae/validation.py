@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules import conv, instancenorm, padding, pooling
 
-from .conv_rows import MODES
 from .plan import DecodePlan
 
 #: they mix rows in a way that the engine does not know
@@ -37,7 +36,7 @@ def _problem(module: nn.Module) -> str | None:
     if isinstance(module, (nn.Conv2d, nn.Conv3d)):
         if isinstance(module.padding, str):
             return f"has the padding '{module.padding}'"
-        if module.padding[-2] and module.padding_mode not in MODES:
+        if module.padding[-2] and module.padding_mode == "circular":
             return f"pads the frame in the mode '{module.padding_mode}'"
     if isinstance(module, nn.Upsample) and module.mode not in ("nearest", "nearest-exact"):
         return f"enlarges the frame in the mode '{module.mode}'"

@@ -119,7 +119,7 @@ def _used(net: nn.Module) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
 
 @contextlib.contextmanager
 def one_row_short() -> Iterator[None]:
-    """Where two rows are needed one comes, and its neighbour stands for it."""
+    """The row that lies farthest off the band does not come, and the others stand one row too high."""
     whole = RowExchange.halo
 
     def short(self: RowExchange, own: Tensor, *args: Any) -> Callable[[], tuple[Tensor, Tensor]]:
@@ -127,9 +127,7 @@ def one_row_short() -> Iterator[None]:
 
         def arrived() -> tuple[Tensor, Tensor]:
             above, below = arriving()
-            if above.size(-2):
-                above[..., :1, :] = above[..., 1:2, :] if above.size(-2) > 1 else own[..., :1, :]
-            return above, below
+            return torch.cat([above, own[..., :1, :]], -2)[..., 1:, :] if above.size(-2) else above, below
 
         return arrived
 
@@ -151,12 +149,16 @@ def own_statistics() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def zeros_at_the_border() -> Iterator[None]:
-    import sp_core.vae.engine as engine
+def padded_at_the_cuts() -> Iterator[None]:
+    """Nothing comes from the neighbours, so a convolution pads its band as it pads the frame."""
+    whole = RowExchange.halo
 
-    right = engine.with_border
-    engine.with_border = lambda rows, above, below, mode: right(rows, above, below, "zeros")
+    def nothing(self: RowExchange, own: Tensor, *args: Any) -> Callable[[], tuple[Tensor, Tensor]]:
+        arriving = whole(self, own, *args)
+        return lambda: (arriving()[0][..., :0, :], own[..., :0, :])
+
+    RowExchange.halo = nothing  # type: ignore[method-assign]
     try:
         yield
     finally:
-        engine.with_border = right
+        RowExchange.halo = whole  # type: ignore[method-assign]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from distributed.band_nets import NETS, on_bands, one_row_short, own_statistics, zeros_at_the_border
+from distributed.band_nets import NETS, on_bands, one_row_short, own_statistics, padded_at_the_cuts
 from distributed.ranks import RankPools
 
 TOLERANCE = 2e-5
@@ -39,7 +39,7 @@ def test_bytes_are_those_of_the_halos(ranks: RankPools) -> None:
         *((name, one_row_short, 11) for name in ("zeros", "seven rows", "half, padded by itself", "padded outside", "frames kept")),
         *((name, one_row_short, 70) for name in ("zeros", "half, padded below", "padded outside")),
         ("group norm", own_statistics, 11),
-        *((name, zeros_at_the_border, 11) for name in ("replicate", "reflect")),
+        *((name, padded_at_the_cuts, 11) for name in ("zeros", "replicate", "reflect")),
     ],
 )
 def test_a_fault_is_noticed(ranks: RankPools, name: str, spoil: object, height: int) -> None:
