@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .cogvideo import COGVIDEOX
 from .engine import BandEngine
 from .exchange import RowExchange
 from .hunyuan import HUNYUAN_VIDEO, HUNYUAN_VIDEO_15
@@ -12,7 +13,7 @@ from .plan import DecodePlan
 from .validation import why_not
 from .wan import WAN_21, WAN_22
 
-PLANS: dict[str, DecodePlan] = {plan.architecture: plan for plan in (WAN_21, WAN_22, LTX_VIDEO, HUNYUAN_VIDEO, HUNYUAN_VIDEO_15)}
+PLANS: dict[str, DecodePlan] = {plan.architecture: plan for plan in (WAN_21, WAN_22, LTX_VIDEO, HUNYUAN_VIDEO, HUNYUAN_VIDEO_15, COGVIDEOX)}
 
 
 def architecture_of(vae: Any) -> str:

@@ -19,9 +19,12 @@ from ..errors import SPError
 from ..layout.bands import Bands
 from .conv_rows import ConvRows, Extended, conv_rows, edges
 from .exchange import RowExchange
-from .group_norm import StatisticsOfAllRows
+from .functions import RowFunctions
+from .group_norm import group_norm
 from .plan import DecodePlan
 
+#: what a convolution's function takes, and what it takes where it is given nothing
+_DEFAULTS = (("stride", 1), ("dilation", 1), ("padding", 0))
 #: rows from which on a band is high: its edges are a small part of it
 HIGH = 32
 
@@ -52,6 +55,8 @@ class BandEngine:
         self._device = torch.device("cpu") if device is None else device
         #: the code that runs now has the whole frame
         self._whole = False
+        #: the code that runs now is a convolution that the engine called
+        self._inside = False
         #: rows (over, under) that a padding module has just added
         self._added = (0, 0)
 
@@ -65,6 +70,7 @@ class BandEngine:
             for name in self._plan.chunk_sizes:
                 functions = sys.modules[type(vae).__module__]
                 _replace(functions, name, self._agreed_on(getattr(functions, name)), undo)
+            undo.enter_context(RowFunctions(lambda: self._whole or self._inside, self._group_norm, self._convolve))
             yield
 
     def _hook(self, module: nn.Module, parent: nn.Module, undo: contextlib.ExitStack) -> None:
@@ -75,8 +81,6 @@ class BandEngine:
             _replace(module, "_conv_forward", self._on_a_band(module, added), undo)
         elif isinstance(module, _PADS):
             undo.callback(module.register_forward_hook(self._remember_padding).remove)
-        elif isinstance(module, nn.GroupNorm):
-            _replace(module, "forward", self._with_all_statistics(module.forward), undo)
 
     # -- what mixes rows -----------------------------------------------------------------
 
@@ -85,16 +89,35 @@ class BandEngine:
         original = conv._conv_forward
 
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            given, self._added = (self._added if self._added != (0, 0) else added), (0, 0)
-            rows = conv_rows(conv, given)
-            if self._whole or rows.is_local:
-                return original(x, *args, **kwargs)  # type: ignore[no-any-return]
-            self._enter_call()
+            rows = conv_rows(conv, self._added_before(added))
             return self._convolved(lambda y: original(y, *args, **kwargs), x, rows)
 
         return forward
 
+    def _convolve(self, compute: Callable[[Tensor], Tensor], x: Tensor, named: dict[str, Any]) -> Tensor:
+        """A convolution that is no module's."""
+        kernel, stride, dilation, padding = (
+            named["weight"].size(-2),
+            *(value if isinstance(value := named.get(name, default), int) else value[-2] for name, default in _DEFAULTS),
+        )
+        return self._convolved(compute, x, ConvRows(kernel, stride, dilation, padding, self._added_before((0, 0))))
+
+    def _added_before(self, added: tuple[int, int]) -> tuple[int, int]:
+        """Rows that the host has added to the frame for the convolution that begins now."""
+        given, self._added = (self._added if self._added != (0, 0) else added), (0, 0)
+        return given
+
     def _convolved(self, compute: Callable[[Tensor], Tensor], x: Tensor, rows: ConvRows) -> Tensor:
+        if self._whole:
+            return compute(x)
+        self._inside = True
+        try:
+            return compute(x) if rows.is_local else self._with_neighbours(compute, x, rows)
+        finally:
+            self._inside = False
+
+    def _with_neighbours(self, compute: Callable[[Tensor], Tensor], x: Tensor, rows: ConvRows) -> Tensor:
+        self._enter_call()
         over, under = rows.added
         own = x.narrow(-2, over, x.size(-2) - over - under)
         bands, rank = self._at(own), self._exchange.rank
@@ -132,15 +155,9 @@ class BandEngine:
             over, under = tuple(module.padding)[2:4]
             self._added = (int(over), int(under))
 
-    def _with_all_statistics(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def forward(*args: Any, **kwargs: Any) -> Tensor:
-            if self._whole:
-                return original(*args, **kwargs)
-            self._enter_call()
-            with StatisticsOfAllRows(self._exchange.every_rank):
-                return original(*args, **kwargs)
-
-        return forward
+    def _group_norm(self, *args: Any, **kwargs: Any) -> Tensor:
+        self._enter_call()
+        return group_norm(self._exchange.every_rank, *args, **kwargs)
 
     def _on_the_whole_frame(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -6,28 +6,12 @@ Shape legend: B batch, G groups, C channels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 #: this rank's (count, mean, squared deviation) of each group, (3, B, G), to every rank's, (N, 3, B, G)
 EveryRank = Callable[[Tensor], Tensor]
-
-
-class StatisticsOfAllRows(TorchFunctionMode):
-    """Inside, ``torch.nn.functional.group_norm`` is that of the whole frame. The module has prepared its weights by then."""
-
-    def __init__(self, every_rank: EveryRank) -> None:
-        super().__init__()
-        self._every_rank = every_rank
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is F.group_norm:
-            return group_norm(self._every_rank, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
 
 
 def group_norm(

@@ -7,7 +7,7 @@ frame stay the host's own code, which sees a shorter frame.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -35,6 +35,8 @@ class DecodePlan:
     calls: tuple[str, str] = DECODE_AND_ENCODE
     #: functions of the class's Python module that say how many bytes a chunk of frames may have, which all ranks must agree on
     chunk_sizes: tuple[str, ...] = ()
+    #: (VAE, shape of a latent) -> shape of its pixels, so that room for them is made once; None where the class says it by itself
+    decoded_shape: Callable[[nn.Module, Sequence[int]], tuple[int, ...]] | None = None
     #: why a VAE of this class cannot be shared out, for people; None where it can
     refuses: Callable[[nn.Module], str | None] = lambda vae: None
     #: a VAE keeps nothing after a call

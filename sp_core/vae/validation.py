@@ -21,6 +21,8 @@ def why_not(plan: DecodePlan, vae: nn.Module) -> str | None:
     """
     if refusal := plan.refuses(vae):
         return refusal
+    if replaced := [call for call in plan.calls if call in vae.__dict__]:
+        return f"another node has replaced its {replaced[0]}"
     for path, module in vae.named_modules():
         problem = _problem(module)
         if problem is not None and not _below(path, vae, plan.whole):
@@ -31,6 +33,10 @@ def why_not(plan: DecodePlan, vae: nn.Module) -> str | None:
 
 
 def _problem(module: nn.Module) -> str | None:
+    if type(module).__name__ == "OptimizedModule":
+        return "is compiled"
+    if "forward" in module.__dict__:
+        return "has a forward of another node"
     if isinstance(module, _UNKNOWN):
         return "mixes rows in a way that is not known here"
     if isinstance(module, (nn.Conv2d, nn.Conv3d)):

@@ -56,6 +56,18 @@ class Causal(nn.Module):
         return torch.cat(out, 2)
 
 
+class Functions(nn.Module):
+    """Convolutions and a norm that are no modules: the host calls torch's functions with weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(4, 4, 3, 3)), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.group_norm(F.conv2d(x, self.weight, self.bias, padding=(1, 1)), 2, weight=self.bias)
+        return F.conv2d(F.interpolate(x, scale_factor=2), self.weight, None, 2, 1)
+
+
 def _square(kernel: int, **more: Any) -> nn.Conv2d:
     return nn.Conv2d(4, 4, kernel, **more)
 
@@ -72,6 +84,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "half, padded by itself": (lambda: nn.Sequential(_square(3, stride=2, padding=1), _square(1)), 2, 4),
     "a quarter": (lambda: nn.Sequential(*(m for _ in range(2) for m in (nn.ZeroPad2d((0, 1, 0, 1)), _square(3, stride=2)))), 4, 4),
     "group norm": (lambda: nn.Sequential(_square(3, padding=1), nn.GroupNorm(2, 4), nn.SiLU(), _square(3, padding=1)), 1, 4),
+    "functions": (Functions, 1, 4),
     "attention": (lambda: nn.Sequential(_square(3, padding=1), Attention(4), _square(3, padding=1)), 1, 4),
     "padded outside": (lambda: nn.Sequential(PaddedOutside(4), PaddedOutside(4)), 1, 5),
     "frames kept": (lambda: nn.Sequential(Causal(4), nn.Conv3d(4, 4, 1), Causal(4)), 1, 5),

@@ -39,6 +39,8 @@ def test_bytes_are_those_of_the_halos(ranks: RankPools) -> None:
         *((name, one_row_short, 11) for name in ("zeros", "seven rows", "half, padded by itself", "padded outside", "frames kept")),
         *((name, one_row_short, 70) for name in ("zeros", "half, padded below", "padded outside")),
         ("group norm", own_statistics, 11),
+        ("functions", own_statistics, 11),
+        ("functions", one_row_short, 11),
         *((name, padded_at_the_cuts, 11) for name in ("zeros", "replicate", "reflect")),
     ],
 )

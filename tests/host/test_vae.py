@@ -143,6 +143,14 @@ def test_a_vae_without_a_plan_is_passed_on_with_a_line_in_the_log(own: ComfyServ
     assert "_VideoEncoder has no decode plan; the VAE stays as it is" in own.log(said)
 
 
+def test_weights_leave_on_the_unload_button_and_come_back(own: ComfyServer) -> None:
+    check(own, decode, "cpu:2")
+    assert all(worker["weight_bytes"] for worker in workers(own))
+    own.post("/free", {"unload_models": True})
+    wait_for(lambda: not any(worker["weight_bytes"] for worker in workers(own)), 20, "the weights to leave")
+    check(own, decode_two, "cpu:2")
+
+
 def long_decode(devices: str, seed: int) -> dict[str, Any]:
     graph = Graph()
     branch = Branch(graph, devices)

@@ -122,6 +122,9 @@ VAES: dict[str, TinyVAE] = {
     "HunyuanVideo 1.5": TinyVAE("comfy.ldm.models.autoencoder", "AutoencodingEngine", _engine(_HUNYUAN_15), 8, 4, ((1, 1), (3, 5))),
 }
 
+_COG = {"block_out_channels": (32, 32, 64, 64), "latent_channels": 4, "layers_per_block": 1}
+VAES["CogVideoX"] = TinyVAE("comfy.ldm.cogvideo.vae", "AutoencoderKLCogVideoX", _COG, 4, 8, ((1, 1), (3, 9), (6, 21)))
+
 
 #: with the numbers that ComfyUI's loader expects
 _LTX_FILE = {"config": json.dumps({"vae": _LTX})}
@@ -178,6 +181,8 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[..., dict[str, A
             out = getattr(vae, method)(whole[..., start:stop, :])
         start, stop = bands.scaled(expected.size(-2) // height).range(rank)
         wanted = expected[..., start:stop, :]
+        if method == "decode" and plan.decoded_shape is not None:
+            assert plan.decoded_shape(vae, whole.shape) == tuple(expected.shape)
         assert out.shape == wanted.shape
         at_cuts = [row for row in (0, out.size(-2) - 1)]
         return {

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sp_core.errors import SPError
 from sp_core.vae import PLANS, DecodePlan, architecture_of, plan_for, why_not
 from sp_core.vae.conv_rows import Extended, conv_rows, edges
+from sp_core.vae.functions import RowFunctions
 from sp_core.vae.group_norm import combined
 
 #: (convolution, rows that the host adds, rows that it reaches over and under its band)
@@ -52,6 +54,16 @@ def test_what_mixes_rows_in_another_way_is_refused_by_name(module: nn.Module, pr
     assert found is not None and problem in found
     # below a module that gets the whole frame it does no harm
     assert why_not(DecodePlan("tests", "Tests", lambda vae: 1, whole=("Whole",)), nn.Sequential(Whole(module))) is None
+
+
+def test_what_another_node_has_put_into_it_is_not_shared_out() -> None:
+    replaced, patched = nn.Sequential(nn.SiLU()), nn.Sequential(nn.SiLU())
+    replaced.decode = lambda z: z
+    patched[0].forward = lambda x: x
+    compiled = nn.Sequential(torch.compile(nn.SiLU()))
+    assert why_not(PLAN, replaced) == "another node has replaced its decode"
+    assert why_not(PLAN, patched) == "0 (SiLU) has a forward of another node"
+    assert why_not(PLAN, compiled) == "0 (OptimizedModule) is compiled"
 
 
 def test_a_class_that_the_plan_names_and_the_vae_lacks_is_named() -> None:
@@ -123,3 +135,36 @@ def test_edges_are_exactly_the_rows_of_the_result_that_others_change(arguments: 
 
 def test_a_band_that_is_all_edge_has_no_edges() -> None:
     assert edges(conv_rows(nn.Conv2d(1, 1, 7, padding=3)), 4) is None
+
+
+def refusing() -> RowFunctions:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("not asked for")
+
+    return RowFunctions(lambda: False, never, never)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: F.avg_pool2d(x, 2),
+        lambda x: F.max_pool2d(x, 2),
+        lambda x: F.instance_norm(x),
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+        lambda x: F.interpolate(x, None, 2, "bicubic"),
+        lambda x: F.conv_transpose2d(x, torch.ones(2, 2, 2, 2)),
+        lambda x: F.scaled_dot_product_attention(x, x, x),
+    ],
+)
+def test_a_function_that_mixes_rows_in_another_way_is_refused(call: Any) -> None:
+    x = torch.randn(1, 2, 4, 4)
+    with refusing(), pytest.raises(SPError, match=r"The VAE calls \w+, which mixes rows .* remove SP VAE Patch"):
+        call(x)
+    call(x)
+
+
+def test_functions_that_keep_rows_apart_are_torchs_own() -> None:
+    x = torch.randn(1, 2, 4, 4)
+    with refusing():
+        enlarged = F.interpolate(F.pad(x, (1, 1)), scale_factor=2) + F.silu(x).mean()
+    assert enlarged.shape == (1, 2, 8, 12)

@@ -17,6 +17,7 @@ from sp_core.pool.devices import WorkerDevice
 from sp_core.pool.errors import WorkerFailed
 from sp_core.vae import DecodePlan
 
+PLAN = DecodePlan("tests.VAE", "Tests", lambda vae: 1)
 DEVICES = (WorkerDevice("cpu", 0), WorkerDevice("cpu", 1))
 NOTHING = {"exchange_s": 0.0, "exchange_bytes": 3, "exchanges": 1}
 
@@ -44,9 +45,8 @@ def pool() -> Pool:
 
 @pytest.fixture
 def remote(pool: Pool) -> RemoteVae:
-    plan = DecodePlan("tests.VAE", "Tests", lambda vae: 1)
     session: Any = SimpleNamespace(ensure=lambda model: pool, running_pool=lambda: None)
-    return RemoteVae(session, Recipe({}, "node", 0, {}), DEVICES, plan, 10, Results(torch.device("cpu"), torch.float16))
+    return RemoteVae(session, Recipe({}, "node", 0, {}), DEVICES, PLAN, 10, Results(torch.device("cpu"), torch.float16))
 
 
 class Decoder(nn.Module):
@@ -96,7 +96,7 @@ def test_too_little_memory_is_what_comfyui_goes_on_from_with_tiles(remote: Remot
 
 def test_methods_run_in_the_workers_and_the_rest_is_the_local_modules(remote: RemoteVae, pool: Pool) -> None:
     local = VAE()
-    module: Any = make_remote_vae(local, ("decode", "encode"), remote)
+    module: Any = make_remote_vae(local, PLAN, remote)
     assert isinstance(module, VAE) and type(module).__name__ == "VAE"
     assert torch.equal(module.encode(torch.ones(1, 1, 5, 2)), torch.full((1, 1, 5, 2), 2.0).half())
     assert pool.body["method"] == "encode"
@@ -105,7 +105,7 @@ def test_methods_run_in_the_workers_and_the_rest_is_the_local_modules(remote: Re
 
 
 def test_where_a_module_runs_in_the_workers_the_method_around_it_runs_here(remote: RemoteVae, pool: Pool) -> None:
-    module: Any = make_remote_vae(VAE(), ("decoder", "ratio"), remote)
+    module: Any = make_remote_vae(VAE(), DecodePlan("tests.VAE", "Tests", lambda vae: 1, calls=("decoder", "ratio")), remote)
     assert torch.equal(module.decode(torch.ones(1, 1, 5, 2)), torch.full((1, 1, 5, 2), 4.0).half())
     assert (pool.body["method"], pool.body["kwargs"]) == ("decoder", {"gain": 0.5})
     room = torch.zeros(1, 1, 5, 2)
@@ -113,13 +113,22 @@ def test_where_a_module_runs_in_the_workers_the_method_around_it_runs_here(remot
 
 
 def test_comfyui_finds_no_modules_to_move_or_unpatch_below_it(remote: RemoteVae) -> None:
-    module: Any = make_remote_vae(VAE(), ("decode", "encode"), remote)
+    module: Any = make_remote_vae(VAE(), PLAN, remote)
     assert [*module.modules()] == [module]
     assert module.to(torch.float64) is module and next(module.parameters()).dtype == torch.float32
 
 
 def test_a_method_that_is_replaced_behind_the_node_is_refused(remote: RemoteVae) -> None:
-    module: Any = make_remote_vae(VAE(), ("decode", "encode"), remote)
+    module: Any = make_remote_vae(VAE(), PLAN, remote)
     with pytest.raises(SPError, match=r"The VAE's decode was replaced .* Place the node that replaces it before SP VAE Patch"):
         module.decode = lambda x: x
     module.device = "anything that is no part of the VAE"
+
+
+def test_comfyui_makes_room_for_the_pixels_where_the_plan_knows_how_many(remote: RemoteVae, pool: Pool) -> None:
+    knows = DecodePlan("tests.VAE", "Tests", lambda vae: 1, decoded_shape=lambda vae, latent: (*latent[:3], 8 * latent[3]))
+    module: Any = make_remote_vae(VAE(), knows, remote)
+    assert module.comfy_has_chunked_io and module.decode_output_shape((1, 1, 5, 2)) == (1, 1, 5, 16)
+    assert not hasattr(make_remote_vae(VAE(), PLAN, remote), "comfy_has_chunked_io")
+    module.encode(torch.ones(1, 1, 5, 2), device=torch.device("cpu"))
+    assert pool.body["kwargs"] == {}

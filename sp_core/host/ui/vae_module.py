@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import SPError
+from ...vae import DecodePlan
 from ..options import name_of
 from .proxy_module import RemoteMixin
 
@@ -41,14 +42,14 @@ class RemoteVaeMixin(RemoteMixin):
             yield prefix, self
 
 
-def make_remote_vae(local: torch.nn.Module, calls: tuple[str, ...], channel: VaeChannel) -> torch.nn.Module:
-    """A stand-in for ``local``, a VAE's module, that computes through ``channel``.
-
-    Args:
-        calls: what runs in the workers: methods of ``local``, or modules of it.
-    """
-    parts = {name: part for name in calls if isinstance(part := getattr(local, name), torch.nn.Module)}
-    remote = _stand_in(local, {name: _computed(channel, name) for name in calls if name not in parts})
+def make_remote_vae(local: torch.nn.Module, plan: DecodePlan, channel: VaeChannel) -> torch.nn.Module:
+    """A stand-in for ``local``, a VAE's module, that computes through ``channel`` what ``plan`` names as its calls."""
+    parts = {name: part for name in plan.calls if isinstance(part := getattr(local, name), torch.nn.Module)}
+    members: dict[str, Any] = {name: _computed(channel, name) for name in plan.calls if name not in parts}
+    if (shape := plan.decoded_shape) is not None:
+        # ComfyUI makes room for the pixels and takes none for a second copy of them, and moves no pixels to the device to encode them
+        members |= {"comfy_has_chunked_io": True, "decode_output_shape": lambda self, latent: shape(self, latent)}
+    remote = _stand_in(local, members)
     remote.__dict__ |= {name: _stand_in(part, {"forward": _computed(channel, name)}) for name, part in parts.items()}
     return remote
 
@@ -64,7 +65,8 @@ def _stand_in(local: torch.nn.Module, members: dict[str, Any]) -> torch.nn.Modul
 
 
 def _computed(channel: VaeChannel, call: str) -> Callable[..., Tensor]:
-    def compute(self: Any, x: Tensor, output_buffer: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def compute(self: Any, x: Tensor, output_buffer: Tensor | None = None, device: Any = None, **kwargs: Any) -> Tensor:
+        # each worker has a device of its own
         return channel.compute(call, x, kwargs, output_buffer)
 
     return compute

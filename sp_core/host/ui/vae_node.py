@@ -59,7 +59,7 @@ def patch_vae(vae: Any, devices: str, dynprompt: Any, unique_id: str) -> Any:
         if patcher.sp.devices == chosen:
             return vae
         raise SPError("The VAE was patched by another SP VAE Patch with other devices; keep one of the two")
-    if unchanged := _stays_as_it_is(vae):
+    if unchanged := _stays_as_it_is(vae, chosen):
         log.info("SP: %s; the VAE stays as it is", unchanged)
         return vae
     recipe = _recipe(dynprompt, dynprompt.get_node(unique_id)["inputs"].get("vae"))
@@ -68,12 +68,14 @@ def patch_vae(vae: Any, devices: str, dynprompt: Any, unique_id: str) -> Any:
     return shared
 
 
-def _stays_as_it_is(vae: Any) -> str | None:
+def _stays_as_it_is(vae: Any, devices: tuple[WorkerDevice, ...]) -> str | None:
     """Why a VAE is not shared out; None where it is."""
     module: Any = getattr(vae, "first_stage_model", None)
     plan = plan_for(module)
     if plan is None:
         return f"{architecture_of(vae if module is None else module)} has no decode plan"
+    if vae.device.type == "cpu" and devices[0].kind != "cpu":
+        return "ComfyUI computes VAEs on the CPU (--cpu-vae)"
     problem = why_not(plan, module)
     return f"the VAE of {plan.title} cannot be shared out with ComfyUI {comfy_api.version()}: {problem}" if problem else None
 
@@ -91,7 +93,7 @@ def make_sp_vae(vae: Any, recipe: Recipe, devices: tuple[WorkerDevice, ...]) -> 
     results = Results(vae.output_device, vae.vae_output_dtype())
     remote = RemoteVae(session(), recipe, devices, plan, source.model_size(), results)
     shared = copy.copy(vae)
-    shared.first_stage_model = make_remote_vae(local, plan.calls, remote)
+    shared.first_stage_model = make_remote_vae(local, plan, remote)
     # ComfyUI manages the memory of this process's device only, so weights on other devices do not count
     size = source.model_size() if remote.shares(source.load_device) else 1
     shared.patcher = SPVaePatcher(shared.first_stage_model, source.load_device, source.offload_device, size=size)
