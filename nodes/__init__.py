@@ -18,6 +18,7 @@ class Row(NamedTuple):
 
 NODES = (
     Row("SPModelPatch", "patch"),
+    Row("SPVAEPatch", "vae_patch"),
     Row("SPSampler", "sampler"),
     Row("SPRelease", "release"),
     Row("SPDoctor", "doctor"),

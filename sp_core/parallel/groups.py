@@ -32,6 +32,8 @@ class ParallelGroups:
     sequence: SequenceGroup
     #: joins the ranks that hold the same tokens of different parts of the batch; None where cfg is 1
     cfg: Transport | None
+    #: of the ranks of ``sequence``, for what goes from rank to rank
+    sequence_group: dist.ProcessGroup
 
 
 class ParallelGroupsCache:
@@ -66,7 +68,7 @@ class ParallelGroupsCache:
         ulysses = self._transport(mesh.ulysses)
         ring = Ring(mesh.ring.group, self.stats) if degrees.ring > 1 else None
         cfg = self._transport(mesh.cfg) if degrees.cfg > 1 else None
-        return ParallelGroups(degrees, SequenceGroup(all_ranks, ulysses, ring), cfg)
+        return ParallelGroups(degrees, SequenceGroup(all_ranks, ulysses, ring), cfg, mesh.sp.group)
 
     def _transport(self, axis: MeshAxis) -> Transport:
         if axis.ranks not in self._transports:

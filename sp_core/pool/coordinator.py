@@ -187,6 +187,7 @@ class Pool:
         doing: str = "",
         watch: Watch | None = None,
         volatile: tuple[str, ...] = (),
+        each: Callable[[int, Any], None] | None = None,
     ) -> Any:
         """Ask every worker and return rank 0's value, tensors on ``device`` (default CPU).
 
@@ -197,6 +198,8 @@ class Pool:
             doing: what a time-out message says the ranks were doing.
             volatile: places in the body whose tensors are new each time, so not worth remembering.
             watch: called about twenty times a second; true asks for a cancel.
+            each: given (rank, its value) one after the other, where the service answers from each rank; the call returns None then.
+                Tensors of a value are views of memory that the next call overwrites.
 
         Raises:
             Cancelled: after a cancel; the workers are fine, and stop at their next block if they have not yet.
@@ -213,7 +216,11 @@ class Pool:
             frame = self._put(self._request, [operation, body() if callable(body) else body], volatile)
             request = Request(self._request, doing or operation, self.workers, self.shared_state)
             self._collect(request, watch, frame)
-            return read_reply(self._replies[0], request.replies[0], device or torch.device("cpu"))
+            if each is None:
+                return read_reply(self._replies[0], request.replies[0], device or torch.device("cpu"))
+            for rank, buffer in enumerate(self._replies):
+                each(rank, read_reply(buffer, request.replies[rank], torch.device("cpu"), views=True))
+            return None
 
     def afterwards(self, operation: str, body: Any, doing: str) -> None:
         """A call whose answer nobody needs: now, or as soon as every rank has answered a request that was cancelled.

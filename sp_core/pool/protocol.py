@@ -1,7 +1,9 @@
 """Numbers that the coordinator and the workers agree on."""
 
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
+from typing import Any
 
 #: once all processes are there, the control group is made in this time
 HANDSHAKE_TIMEOUT_S = 30.0
@@ -23,3 +25,10 @@ class ReplyStatus(IntEnum):
     DONE = 2
     FAILED = 3
     CANCELLED = 4
+
+
+@dataclass(frozen=True)
+class FromEachRank:
+    """What a service returns where the coordinator gets every rank's value, and not rank 0's alone."""
+
+    value: Any

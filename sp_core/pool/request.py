@@ -131,6 +131,6 @@ class Request:
         return WorkerFailed(first, told[first]["message"], told[first]["kind"], any(body["fatal"] for body in told.values()))
 
 
-def read_reply(buffer: SharedBuffer, frame: Frame, device: torch.device) -> Any:
-    """The body that a rank's frame announces, with its tensors on ``device``."""
-    return wire.unpack(buffer.buffer(frame.total_bytes), frame.header_bytes, device)
+def read_reply(buffer: SharedBuffer, frame: Frame, device: torch.device, views: bool = False) -> Any:
+    """The body that a rank's frame announces, with its tensors on ``device``. ``views``: as in :func:`.wire.unpack`."""
+    return wire.unpack(buffer.buffer(frame.total_bytes), frame.header_bytes, device, views=views)

@@ -233,10 +233,12 @@ def pack(tree: Any, entries: list[dict[str, Any]], tensors: list[Tensor]) -> tup
     return header, offsets, at
 
 
-def unpack(buffer: Tensor, header_bytes: int, device: torch.device, store: dict[int, Tensor] | None = None) -> Any:
+def unpack(buffer: Tensor, header_bytes: int, device: torch.device, store: dict[int, Tensor] | None = None, views: bool = False) -> Any:
     """Read a message from ``buffer`` (uint8, CPU). Tensors land on ``device``, none of them a view of the buffer.
 
-    ``store`` keeps the tensors that the sender named; later messages refer to them.
+    Args:
+        store: keeps the tensors that the sender named; later messages refer to them.
+        views: on the CPU tensors are views of the buffer after all, for a reader who is done before the next message.
 
     Raises:
         WireError: the message is malformed.
@@ -251,11 +253,11 @@ def unpack(buffer: Tensor, header_bytes: int, device: torch.device, store: dict[
     if not isinstance(table, list):
         raise WireError("malformed message: no table of tensors")
     start = align(header_bytes)
-    tensors = [_read(entry, buffer, start, device, store) for entry in table]
+    tensors = [_read(entry, buffer, start, device, store, views) for entry in table]
     return decode(tree, tensors, device)
 
 
-def _read(entry: Any, buffer: Tensor, start: int, device: torch.device, store: dict[int, Tensor] | None) -> Tensor:
+def _read(entry: Any, buffer: Tensor, start: int, device: torch.device, store: dict[int, Tensor] | None, views: bool) -> Tensor:
     if not isinstance(entry, dict):
         raise WireError("malformed message: a tensor entry that is not an object")
     if "cached" in entry:
@@ -273,7 +275,8 @@ def _read(entry: Any, buffer: Tensor, start: int, device: torch.device, store: d
     tensor = raw.view(dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
     keep = entry.get("store")
     # every rank reads the same buffer, and the next message overwrites it
-    tensor = tensor.clone() if device.type == "cpu" else tensor.to(device)
+    if not views or device.type != "cpu":
+        tensor = tensor.clone() if device.type == "cpu" else tensor.to(device)
     if keep is not None and store is not None:
         store[keep] = tensor
     return tensor

@@ -26,7 +26,7 @@ from . import wire
 from .control import ControlGroup, Frame
 from .errors import Cancelled, PeerFailed
 from .orphaned import leave_orphaned
-from .protocol import GROUP_TIMEOUT, Op, ReplyStatus
+from .protocol import GROUP_TIMEOUT, FromEachRank, Op, ReplyStatus
 from .run_ahead import RunAheadLimit
 from .shared_buffer import SharedBuffer
 from .shared_state import Phase, RankState, SharedState
@@ -91,7 +91,10 @@ class WorkerContext:
 
 
 class Service(Protocol):
-    """What a worker does with requests. ``handle`` runs on every rank; rank 0's value is the reply."""
+    """What a worker does with requests. ``handle`` runs on every rank; rank 0's value is the reply.
+
+    Where it returns :class:`.protocol.FromEachRank`, as it must on all ranks then, the coordinator gets the values of all.
+    """
 
     def __init__(self, context: WorkerContext, options: dict[str, Any]) -> None: ...
 
@@ -181,8 +184,12 @@ class _Worker:
                 if self.context.device.type != "cpu":
                     # An error of a kernel that is still queued would otherwise appear in the next request.
                     torch.accelerator.synchronize()
+                if isinstance(value, FromEachRank):
+                    value = value.value
+                elif self.context.rank != 0:
+                    value = None
                 # A value that cannot be sent is a failure of this request too, so it is encoded in here.
-                return (wire.encode(value) if self.context.rank == 0 else wire.encode(None)), ReplyStatus.DONE
+                return wire.encode(value), ReplyStatus.DONE
         except Cancelled:
             return wire.encode(None), ReplyStatus.CANCELLED
         except BaseException as error:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sp_core.pool.protocol import FromEachRank
+
 
 class EchoService:
     def __init__(self, context: Any, options: dict[str, Any]) -> None:
@@ -20,6 +22,8 @@ class EchoService:
         rank = self.context.rank
         if operation == "echo":
             return body
+        if operation == "own rows":
+            return FromEachRank(torch.full((body["rows"], 4), float(rank)))
         if operation == "sum":
             total = torch.tensor([float(rank + 1)])
             dist.all_reduce(total)

@@ -86,6 +86,13 @@ def test_all_ranks_take_part(pool):
     assert pool.call("sum", None).item() == 1 + 2 + 3
 
 
+def test_every_rank_can_answer_with_a_value_of_its_own(pool):
+    rows: dict[int, torch.Tensor] = {}
+    assert pool.call("own rows", {"rows": 5}, each=lambda rank, value: rows.__setitem__(rank, value.clone())) is None
+    assert {rank: value.tolist() for rank, value in rows.items()} == {rank: [[rank] * 4] * 5 for rank in range(3)}
+    assert pool.call("echo", 1) == 1
+
+
 def test_conditioning_is_sent_once_and_changes_are_seen(pool):
     context = torch.randn(1, 512, 64)
     pool.call("echo", {"context": context})

@@ -135,3 +135,16 @@ def test_loaders_have_the_names_that_recipes_give_them() -> None:
     names = names_of_loaders(nodes.values())
     loader, lora = (trace(nodes.__getitem__, [node, 0], NOTHING) for node in "12")
     assert len(names) == 2 and set(lora.graph) & names == {loader.node}
+
+
+def test_a_worker_has_the_vae_of_its_graph_to_itself() -> None:
+    """A MODEL that a VAE helps to make: the recipe takes the loader's VAE, as a worker must not start workers."""
+    graph = {
+        "1": LOADER,
+        "2": {"class_type": "VAELoader", "inputs": {"vae_name": "v.safetensors"}},
+        "3": {"class_type": "SPVAEPatch", "inputs": {"vae": ["2", 0], "devices": "cpu:2"}},
+        "4": {"class_type": "ModelAndVAE", "inputs": {"model": ["1", 0], "vae": ["3", 0]}},
+    }
+    recipe = made(graph, ["4", 0])
+    assert sorted(node["class_type"] for node in recipe.graph.values()) == ["ModelAndVAE", "UNETLoader", "VAELoader"]
+    assert recipe == made({**graph, "4": {"class_type": "ModelAndVAE", "inputs": {"model": ["1", 0], "vae": ["2", 0]}}}, ["4", 0])

@@ -190,3 +190,12 @@ def test_hostile_headers_are_refused_or_harmless():
         except WireError:
             refused += 1
     assert refused > 1000
+
+
+def test_who_is_done_before_the_next_message_may_read_without_a_copy() -> None:
+    tensor = torch.arange(12.0).reshape(3, 4)
+    buffer, header_bytes = message({"rows": tensor})
+    view, copy = (wire.unpack(buffer, header_bytes, CPU, views=views)["rows"] for views in (True, False))
+    assert torch.equal(view, tensor) and torch.equal(copy, tensor)
+    buffer.zero_()
+    assert not view.any() and torch.equal(copy, tensor)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...pool.devices import WorkerDevice, accelerators, maker, parse_devices, platform_problem
-from .recipe import OUR_NODES
+from .recipe import OUR_NODES, VAE_NODE
 
 
 def check_devices(devices: str) -> bool | str:
@@ -35,7 +35,7 @@ def named_lists(nodes: Iterable[Mapping[str, Any]]) -> set[tuple[WorkerDevice, .
     """The device lists of a prompt's SP nodes; None where one comes over a wire and is not known."""
     found = set()
     for node in nodes:
-        text = node["inputs"].get("devices") if node["class_type"] in OUR_NODES else None
+        text = node["inputs"].get("devices") if node["class_type"] in (*OUR_NODES, VAE_NODE) else None
         if isinstance(text, list):
             return None
         with contextlib.suppress(ValueError):

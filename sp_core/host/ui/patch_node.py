@@ -78,13 +78,13 @@ def patch_model(
     check_requested(requested, len(chosen))
     link = dynprompt.get_node(unique_id)["inputs"].get("model")
     computed = ComputedValues(comfy_api.outputs_so_far(), AboutModels(same_for_workers, same_but_for_weights, model_digest))
-    recipe = trace(dynprompt.get_node, link, computed, _list_index(computed, link), comfy_api.output_types)
+    recipe = trace(dynprompt.get_node, link, computed, list_index(computed, link), comfy_api.output_types)
     patched = make_sp_patcher(model, recipe, session(), chosen, keep_loaded, requested)
     session().register(patched.sp, names_of_loaders(map(dynprompt.get_node, dynprompt.all_node_ids())))
     return patched
 
 
-def _list_index(computed: ComputedValues, link: Any) -> int | None:
+def list_index(computed: ComputedValues, link: Any) -> int | None:
     """Which member of the list on the wire ``link`` this call of the node got: the last one where another input has more."""
     members, index = computed.members(link) if is_link(link) else None, comfy_api.executing_list_index()
     return index if index is None or members is None else min(index, len(members) - 1)

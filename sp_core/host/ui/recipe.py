@@ -23,6 +23,9 @@ from .computed_values import ComputedValues
 #: of this extension, the nodes that give or sample a shared-out MODEL
 OUR_NODES = ("SPModelPatch", "SPSampler")
 
+#: of this extension, the node that gives a shared-out VAE
+VAE_NODE = "SPVAEPatch"
+
 GetNode = Callable[[str], dict[str, Any]]
 OutputTypes = Callable[[str], tuple[str, ...]]
 
@@ -111,6 +114,8 @@ class _Tracing:
     def wire(self, link: Any) -> list[Any]:
         """The wire of the recipe that carries what ``link`` carries in the user's graph."""
         node = self._get_node(link[0])
+        if node["class_type"] == VAE_NODE and is_link(source := node["inputs"].get("vae")):
+            return self.wire(source)  # a worker has the VAE to itself
         if (value := self._computed.value(link)) is not None:
             name = f"{VALUE_NODE}-{value.digest}"
             self.graph[name] = {"class_type": VALUE_NODE, "inputs": {"digest": value.digest}}
@@ -118,8 +123,8 @@ class _Tracing:
             self.values[value.digest] = value.members
             return [name, 0]
         inputs = {name: source for name, source in node.get("inputs", {}).items() if is_link(source)}
-        if (source := self._computed.unchanged(link, inputs)) is not None:
-            return self.wire(source)
+        if (unchanged := self._computed.unchanged(link, inputs)) is not None:
+            return self.wire(unchanged)
         place = (self._visit(link, node, inputs), int(link[1]))
         if place not in self.models and (digests := self._computed.model_digests(link)) is not None:
             self.models[place] = digests

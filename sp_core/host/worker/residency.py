@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -22,6 +22,19 @@ from .loading import loading_shown
 
 #: less than any forward needs: the next one asks the host for memory
 _NO_HEADROOM = -1.0
+
+
+class Held(Protocol):
+    """What a worker can bring to its device: a diffusion model or a VAE."""
+
+    #: the sampling run that has begun with it on this rank, and is not over
+    run: int | None
+    verdicts: Any
+
+    @property
+    def patcher(self) -> Any:
+        """The host's ModelPatcher."""
+        ...
 
 
 @dataclass(eq=False)
@@ -62,7 +75,7 @@ class Residency:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._models: dict[str, LoadedModel] = {}
+        self._models: dict[str, Any] = {}
         #: a patcher; a graph that is replayed again gives the same one, and it stays active
         self._active: Any = None
         #: bytes of activations that the host made room for beside the active model
@@ -72,15 +85,15 @@ class Residency:
     def keys(self) -> list[str]:
         return list(self._models)
 
-    def __getitem__(self, key: str) -> LoadedModel:
+    def __getitem__(self, key: str) -> Any:
         return self._models[key]
 
-    def get(self, key: str) -> LoadedModel | None:
+    def get(self, key: str) -> Any:
         return self._models.get(key)
 
     # -- which models are here -----------------------------------------------------------
 
-    def hold(self, key: str, model: LoadedModel) -> None:
+    def hold(self, key: str, model: Held) -> None:
         """Hold ``model`` as ``key``, instead of what had that key."""
         old = self._models.get(key)
         if old is not None and old.patcher is model.patcher:
@@ -105,7 +118,7 @@ class Residency:
 
     # -- on the device or not ------------------------------------------------------------
 
-    def activate(self, model: LoadedModel, headroom: float, run: int | None) -> None:
+    def activate(self, model: Held, headroom: float, run: int | None) -> None:
         """Bring ``model`` to the device, with room for ``headroom`` bytes of activations, and begin the sampling run if it is new here.
 
         The host loads once for a sampling run. It is not done for each forward here either, but for the first
@@ -157,7 +170,7 @@ class Residency:
         with self.progress_of_loading(total, in_use) if show_progress else contextlib.nullcontext():
             comfy.model_management.load_models_gpu(models, memory_required=headroom)
 
-    def release(self, model: LoadedModel | None, wholly: bool) -> None:
+    def release(self, model: Held | None, wholly: bool) -> None:
         """Take a model's weights off the device. It stays loaded in main memory as the host sees fit."""
         comfy_api.end_of_node()
         if model is not None:
@@ -165,7 +178,7 @@ class Residency:
         # ComfyUI's process knows of no other weights here, so nobody else would ever ask for their memory
         comfy_memory.unload_others([patcher for held in self._models.values() for patcher in comfy_memory.models_to_load(held.patcher)])
 
-    def end_run(self, model: LoadedModel | None) -> None:
+    def end_run(self, model: Held | None) -> None:
         """A sampling run is over: its patches and the host let go of what they kept for it, and the next run asks for memory again."""
         self._headroom = _NO_HEADROOM
         try:
@@ -175,12 +188,12 @@ class Residency:
             comfy_api.end_of_node()
 
     @staticmethod
-    def _end_run(model: LoadedModel) -> None:
+    def _end_run(model: Held) -> None:
         if model.run is not None:
             model.run = model.verdicts = None
             comfy_memory.clean_up(model.patcher)
 
-    def _take_off(self, model: LoadedModel, wholly: bool) -> None:
+    def _take_off(self, model: Held, wholly: bool) -> None:
         if self._active is model.patcher:
             self._deactivate()
         elif self._active is not None and self._active.is_clone(model.patcher):
@@ -196,7 +209,7 @@ class Residency:
         """While its block runs, the user sees how many of ``total`` bytes are in use more than before."""
         return loading_shown(total, in_use, self._context.own_state.show_loaded)
 
-    def show_memory(self, model: LoadedModel | None) -> None:
+    def show_memory(self, model: Held | None) -> None:
         """Tell the bytes of weights on the device, and those that ``model`` could compute in beside what is free."""
         state = self._context.own_state
         state.weight_bytes = comfy_memory.loaded_weights(self._context.device)

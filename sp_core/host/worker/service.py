@@ -21,13 +21,13 @@ from ...planner.degrees import Degrees
 from ...plans import code_of_packs, plan_of, validate
 from ...plans.forward_state import ForwardState
 from ...plans.shape import token_count
-from ...pool.protocol import GROUP_TIMEOUT
+from ...pool.protocol import GROUP_TIMEOUT, FromEachRank
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
 from .. import comfy_api
 from ..options import CLASS
 from ..travel import from_wire, to_wire
-from . import comfy_memory
+from . import comfy_memory, vae
 from .arrival import Arrivals
 from .decide import Decider
 from .digest import digests_of_all_ranks
@@ -72,7 +72,8 @@ class HostService:
         self._residency.let_go_of_all_but(body["keep"])
         with self._residency.as_loaded(), self._residency.progress_of_loading(body["weight_bytes"], comfy_memory.process_memory):
             patcher = self._replay.output(body["graph"], body["values"], body["node"], body["output_index"], body["list_index"])
-        model = _checked(patcher, body["architecture"])
+        architecture = body["architecture"]
+        model = vae.checked(patcher, architecture) if architecture in vae.PLANS else _checked(patcher, architecture)
         self._residency.hold(body["key"], model)
         return {"resident": self._residency.keys}
 
@@ -122,6 +123,20 @@ class HostService:
         model = self._residency[body["key"]]
         self._residency.activate(model, 0, body["run"])
         return getattr(model.diffusion_model, body["method"])(*body["args"], **body["kwargs"])
+
+    def _do_vae(self, body: dict[str, Any]) -> FromEachRank:
+        """Decode or encode: each rank's rows of the result."""
+        if body["reset"]:
+            self._groups.renew()
+        loaded, call = self._residency[body["key"]], vae.VaeCall.from_body(body)
+        bands = vae.bands_of(loaded, call, self.context.world_size)
+        groups = self._groups.build(Degrees(1, 1, bands.ranks))
+        if groups is None:
+            return FromEachRank(None)  # this rank stays idle
+        self._residency.activate(loaded, vae.activation_bytes(loaded, call, bands, groups.sequence.rank), None)
+        rows = vae.compute(loaded, call, bands, groups, self.context)
+        self._residency.show_memory(loaded)
+        return FromEachRank(rows)
 
     def _do_finish(self, body: dict[str, Any]) -> None:
         """A sampling run is over: the model, and the host, let go of what they kept for it."""

@@ -1,5 +1,7 @@
-"""Nodes that stand in for what is too large to ship with a demo: text encoders, the audio VAE's sizes, other packs' patches."""
+"""Nodes that stand in for what is too large to ship with a demo: text encoders, VAEs, the audio VAE's sizes, other packs' patches."""
 
+import importlib
+import json
 import types
 import zlib
 
@@ -74,9 +76,84 @@ def _in_chunks(plain):
     return forward
 
 
+_LTX = {
+    "dims": 3,
+    "latent_channels": 128,
+    "encoder_blocks": [["res_x", 1], *[["compress_all_res", {"multiplier": 2}]] * 3, ["res_x", 1]],
+    "decoder_blocks": [["res_x", 2], *[["compress_all", {"residual": True, "multiplier": 2}], ["res_x", 2]] * 3],
+    "encoder_base_channels": 16,
+    "decoder_base_channels": 32,
+    "norm_layer": "pixel_norm",
+    "patch_size": 4,
+    "latent_log_var": "uniform",
+    "timestep_conditioning": False,
+}
+_WAN = {"dim": 16, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "temperal_downsample": [False, True, True]}
+#: kind -> (module, class, arguments, metadata), a fraction of the release's width
+_VAES = {
+    "wan": ("comfy.ldm.wan.vae", "WanVAE", _WAN, None),
+    "ltx": (
+        "comfy.ldm.lightricks.vae.causal_video_autoencoder",
+        "VideoVAE",
+        {"config": _LTX},
+        {"config": json.dumps({"vae": _LTX})},
+    ),
+}
+
+
+class SPDemoVAE(io.ComfyNode):
+    """A VAE of the real class, narrow, with random weights that are the same everywhere."""
+
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="SPDemoVAE",
+            category="demo",
+            inputs=[io.Combo.Input("kind", options=list(_VAES))],
+            outputs=[io.Vae.Output()],
+        )
+
+    @classmethod
+    def execute(cls, kind):
+        import comfy.sd
+
+        module, class_name, arguments, metadata = _VAES[kind]
+        state = getattr(importlib.import_module(module), class_name)(**arguments).state_dict()
+        generator = torch.Generator().manual_seed(7)
+        # activations stay near one
+        weights = {name: torch.randn(x.shape, generator=generator) / max(1, x[:1].numel()) ** 0.5 for name, x in state.items()}
+        return io.NodeOutput(comfy.sd.VAE(sd=weights, metadata=metadata))
+
+
+class SPDemoLatent(io.ComfyNode):
+    """A random latent video, (1, channels, frames, height, width)."""
+
+    @classmethod
+    def define_schema(cls):
+        sizes = [io.Int.Input(name, default=1, min=1) for name in ("channels", "frames", "height", "width")]
+        return io.Schema(node_id="SPDemoLatent", category="demo", inputs=[*sizes, io.Int.Input("seed")], outputs=[io.Latent.Output()])
+
+    @classmethod
+    def execute(cls, channels, frames, height, width, seed):
+        generator = torch.Generator().manual_seed(seed)
+        return io.NodeOutput({"samples": torch.randn(1, channels, frames, height, width, generator=generator)})
+
+
+class SPDemoTake(io.ComfyNode):
+    """The end of a graph: takes a video and says how large it is."""
+
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(node_id="SPDemoTake", category="demo", inputs=[io.Image.Input("image")], outputs=[], is_output_node=True)
+
+    @classmethod
+    def execute(cls, image):
+        return io.NodeOutput(ui={"shape": list(image.shape)})
+
+
 class DemoNodes(ComfyExtension):
     async def get_node_list(self):
-        return [SPDemoText, SPDemoAudioLatent, SPDemoPatches]
+        return [SPDemoText, SPDemoAudioLatent, SPDemoPatches, SPDemoVAE, SPDemoLatent, SPDemoTake]
 
 
 async def comfy_entrypoint():

@@ -77,6 +77,21 @@ class SPTestImage:
         return (random((frames, height, width, 3), seed).sigmoid(),)
 
 
+class SPTestPixels:
+    """Pixels as a latent, so that they are saved as they are."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"image": ("IMAGE",)}}
+
+    RETURN_TYPES = ("LATENT",)
+    FUNCTION = "wrap"
+    CATEGORY = "test"
+
+    def wrap(self, image):
+        return ({"samples": image},)
+
+
 class SPTestMask:
     """Left half one, right half ``right``, (frames, height, width)."""
 

@@ -1,0 +1,111 @@
+"""What SP VAE Patch does."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import SPError
+from ...pool.devices import WorkerDevice
+from ...vae import PLANS, architecture_of, plan_for, why_not
+from .. import comfy_api
+from ..model_digest import model_digest
+from .computed_values import AboutModels, ComputedValues
+from .device_input import named_devices, why_not_together
+from .device_memory import DeviceShares
+from .patch_node import list_index
+from .patcher import SPModelPatcher
+from .recipe import Recipe, names_of_loaders, trace
+from .remote_vae import RemoteVae, Results
+from .session import session
+from .unchanged_model import same_but_for_weights, same_for_workers
+from .vae_module import make_remote_vae
+
+log = logging.getLogger(__name__)
+
+
+class SPVaePatcher(SPModelPatcher):
+    """The ModelPatcher of a shared-out VAE: ComfyUI manages the memory that its weights take in the workers."""
+
+    watch: Any = None
+    late_callbacks: Any = None
+    own_patches = frozenset()
+
+
+def supported_vaes() -> list[str]:
+    """The VAEs that can run on several devices, by the names that people know them by."""
+    return [plan.title for plan in PLANS.values()]
+
+
+def patch_vae(vae: Any, devices: str, dynprompt: Any, unique_id: str) -> Any:
+    """A VAE that computes on ``devices``; the given one where there is only one device, or no plan for it.
+
+    Args:
+        vae: a VAE of ComfyUI, which came to the node ``unique_id`` over a wire.
+        dynprompt: the prompt that ComfyUI runs; the workers replay the part of it that leads to ``vae``.
+
+    Raises:
+        SPError: the VAE is shared out over other devices already, or its graph cannot be replayed.
+        ValueError: ``devices`` names none that exist.
+    """
+    chosen = named_devices(devices)
+    if len(chosen) < 2:
+        why = f"one device ({chosen[0]}) is nothing to share" if chosen else "no accelerator is visible"
+        log.info("SP: %s; the VAE stays as it is", why)
+        return vae
+    if problem := why_not_together(chosen):
+        raise SPError(problem)
+    if isinstance(patcher := getattr(vae, "patcher", None), SPVaePatcher):
+        if patcher.sp.devices == chosen:
+            return vae
+        raise SPError("The VAE was patched by another SP VAE Patch with other devices; keep one of the two")
+    if unchanged := _stays_as_it_is(vae, chosen):
+        log.info("SP: %s; the VAE stays as it is", unchanged)
+        return vae
+    recipe = _recipe(dynprompt, dynprompt.get_node(unique_id)["inputs"].get("vae"))
+    shared = make_sp_vae(vae, recipe, chosen)
+    session().register(shared.patcher.sp, names_of_loaders(map(dynprompt.get_node, dynprompt.all_node_ids())))
+    return shared
+
+
+def _stays_as_it_is(vae: Any, devices: tuple[WorkerDevice, ...]) -> str | None:
+    """Why a VAE is not shared out; None where it is."""
+    module: Any = getattr(vae, "first_stage_model", None)
+    plan = plan_for(module)
+    if plan is None:
+        return f"{architecture_of(vae if module is None else module)} has no decode plan"
+    if vae.device.type == "cpu" and devices[0].kind != "cpu":
+        return "ComfyUI computes VAEs on the CPU (--cpu-vae)"
+    problem = why_not(plan, module)
+    return f"the VAE of {plan.title} cannot be shared out with ComfyUI {comfy_api.version()}: {problem}" if problem else None
+
+
+def _recipe(dynprompt: Any, link: Any) -> Recipe:
+    computed = ComputedValues(comfy_api.outputs_so_far(), AboutModels(same_for_workers, same_but_for_weights, model_digest))
+    return trace(dynprompt.get_node, link, computed, list_index(computed, link), comfy_api.output_types)
+
+
+def make_sp_vae(vae: Any, recipe: Recipe, devices: tuple[WorkerDevice, ...]) -> Any:
+    """A copy of ``vae`` with everything of its own but the module that computes, and the patcher that holds that."""
+    local, source = vae.first_stage_model, vae.patcher
+    plan = plan_for(local)
+    assert plan is not None
+    results = Results(vae.output_device, vae.vae_output_dtype())
+    remote = RemoteVae(session(), recipe, devices, plan, source.model_size(), results)
+    shared = copy.copy(vae)
+    shared.first_stage_model = make_remote_vae(local, plan, remote)
+    # ComfyUI manages the memory of this process's device only, so weights on other devices do not count
+    size = source.model_size() if remote.shares(source.load_device) else 1
+    shared.patcher = SPVaePatcher(shared.first_stage_model, source.load_device, source.offload_device, size=size)
+    shared.patcher.sp = remote
+    shared.patcher.shares = DeviceShares(remote, source.load_device, source.offload_device)
+    # each device computes a band
+    shared.memory_used_decode = _shared_out(vae.memory_used_decode, len(devices))
+    shared.memory_used_encode = _shared_out(vae.memory_used_encode, len(devices))
+    return shared
+
+
+def _shared_out(estimate: Callable[..., float], ranks: int) -> Callable[..., float]:
+    return lambda *args, **kwargs: estimate(*args, **kwargs) / ranks

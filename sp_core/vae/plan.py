@@ -1,0 +1,48 @@
+"""What a decode plan says: which modules of a VAE need rows of other ranks, beside its convolutions.
+
+Plans are declarations, by names of the VAE's own classes. What a convolution needs is taken from the convolution: its
+kernel, stride, dilation and padding. No forward is copied: causal padding, caches over time and the rules for the first
+frame stay the host's own code, which sees a shorter frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+#: in this order everywhere
+DECODE_AND_ENCODE = ("decode", "encode")
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """One class of VAE, for decode and for encode."""
+
+    #: module and name of the class in ComfyUI, for two of its VAEs have one class name. In brackets the decoder's, where the
+    #: class takes any decoder
+    architecture: str
+    #: the VAE's name for people, the same in every language
+    title: str
+    #: rows of a picture for each row of its latent
+    ratio: Callable[[nn.Module], int]
+    #: classes of modules that need the whole frame, such as attention: every rank computes them in full
+    whole: tuple[str, ...] = ()
+    #: classes whose code pads the frame by (rows above, rows below) and hands it to a convolution below it, which has no padding
+    padded: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    #: what runs in the workers: methods of the VAE, or modules of it where the method around them draws random numbers
+    calls: tuple[str, str] = DECODE_AND_ENCODE
+    #: functions of the class's Python module that say how many bytes a chunk of frames may have, which all ranks must agree on
+    chunk_sizes: tuple[str, ...] = ()
+    #: (VAE, shape of a latent) -> shape of its pixels, so that room for them is made once; None where the class says it by itself
+    decoded_shape: Callable[[nn.Module, Sequence[int]], tuple[int, ...]] | None = None
+    #: why a VAE of this class cannot be shared out, for people; None where it can
+    refuses: Callable[[nn.Module], str | None] = lambda vae: None
+    #: a VAE keeps nothing after a call
+    after_run: None = None
+    keeps_state: bool = False
+
+    def decodes(self, call: str) -> bool:
+        """This one of ``calls`` makes pixels of latents, and not the other way round."""
+        return call == self.calls[0]

@@ -1,0 +1,186 @@
+"""SP VAE Patch through a real server: what its VAE decodes and encodes is what the loader's VAE does, in every node that takes one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from host.graphs import TOLERANCE, Branch, Graph, Link, Result, latent, load, read, relative, sample, text
+from host.observe import pids, wait_for, workers
+
+from sp_core.demo.comfy_server import ComfyServer, PromptFailed
+from sp_core.vae import PLANS
+
+HERE = Path(__file__).resolve().parent
+#: seven rows of the latent, which no count of ranks divides
+SHAPE = "1,16,3,7,6"
+
+
+@pytest.fixture(scope="module")
+def own(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
+    subprocess.run([sys.executable, str(HERE / "vaes.py"), str(comfyui), str(base / "models" / "vae")], check=True)
+    with ComfyServer(comfyui, base, "--cpu") as server:
+        yield server
+
+
+def vae(branch: Branch, name: str = "tiny_wan21_vae") -> Link:
+    loaded = branch.add("VAELoader", vae_name=f"{name}.safetensors")[0]
+    return loaded if branch.devices is None else branch.add("SPVAEPatch", vae=loaded, devices=branch.devices)[0]
+
+
+def start_image(branch: Branch, frames: int = 1) -> Link:
+    return branch.add("SPTestImage", frames=frames, height=56, width=48, seed=3)[0]
+
+
+def decode(branch: Branch, samples: Link | None = None, **more: Any) -> Link:
+    samples = latent(branch, SHAPE, scale=1.0) if samples is None else samples
+    image = branch.add("VAEDecodeTiled" if more else "VAEDecode", samples=samples, vae=vae(branch), **more)[0]
+    return branch.add("SPTestPixels", image=image)[0]
+
+
+def decode_two(branch: Branch) -> Link:
+    return decode(branch, latent(branch, "2,16,2,7,6", scale=1.0))
+
+
+def decode_one_row(branch: Branch) -> Link:
+    return decode(branch, latent(branch, "1,16,2,1,6", scale=1.0))
+
+
+def ltx_decode(branch: Branch) -> Link:
+    samples = latent(branch, "1,128,3,5,2", scale=1.0)
+    image = branch.add("VAEDecode", samples=samples, vae=vae(branch, "tiny_ltx_vae"))[0]
+    return branch.add("SPTestPixels", image=image)[0]
+
+
+def ltx_encode(branch: Branch) -> Link:
+    pixels = branch.add("SPTestImage", frames=9, height=96, width=64, seed=4)[0]
+    return branch.add("VAEEncode", pixels=pixels, vae=vae(branch, "tiny_ltx_vae"))[0]
+
+
+def decode_in_tiles(branch: Branch) -> Link:
+    samples = latent(branch, "1,16,3,11,11", scale=1.0)
+    return decode(branch, samples, tile_size=64, overlap=16, temporal_size=64, temporal_overlap=8)
+
+
+def encode(branch: Branch) -> Link:
+    return branch.add("VAEEncode", pixels=start_image(branch, frames=9), vae=vae(branch))[0]
+
+
+def encode_in_tiles(branch: Branch) -> Link:
+    pixels = start_image(branch, frames=5)
+    tiles = {"tile_size": 64, "overlap": 0, "temporal_size": 64, "temporal_overlap": 8}
+    return branch.add("VAEEncodeTiled", pixels=pixels, vae=vae(branch), **tiles)[0]
+
+
+def image_to_video(branch: Branch) -> Link:
+    """The VAE encodes for the conditioning, SP Model Patch samples, the VAE decodes: one set of workers does all of it."""
+    words = text(branch, 4096)
+    size = {"width": 48, "height": 56, "length": 9, "batch_size": 1}
+    wired = branch.add("WanImageToVideo", positive=words[0], negative=words[1], vae=vae(branch), start_image=start_image(branch), **size)
+    model = branch.patch(load(branch, "tiny_wan_i2v"))
+    return decode(branch, sample(branch, model, (wired[0], wired[1]), wired[2]))
+
+
+def both(server: ComfyServer, case: Any, devices: str) -> tuple[Result, Result]:
+    graph, saved = Graph(), []
+    for kind, branch in (("stock", Branch(graph)), ("sp", Branch(graph, devices))):
+        saved.append(branch.add("SPTestSaveLatent", samples=case(branch), name=f"vae-{case.__name__}-{kind}").id)
+    outputs = server.run(graph.prompt)
+    stock, mine = (read(outputs[node]) for node in saved)
+    return stock, mine
+
+
+def check(server: ComfyServer, case: Any, devices: str) -> None:
+    stock, mine = both(server, case, devices)
+    assert stock.parts[0].std() > 1e-3, "the stock picture is empty: the case compares nothing"
+    assert mine.parts[0].shape == stock.parts[0].shape
+    error = relative(mine.parts[0], stock.parts[0])
+    print(f"\n{case.__name__} on {devices}: relative L2 {error:.2g}")
+    assert error <= TOLERANCE
+    states = [state for state in server.get("/sp/status")["models"] if state["architecture"] in PLANS]
+    rows = 1 if case is decode_one_row else int(devices.removeprefix("cpu:"))
+    computed = [state["decision"] for state in states if state["forwards"]]
+    assert any(f": {rows} of {devices.removeprefix('cpu:')} devices" in decision for decision in computed), computed
+
+
+@pytest.mark.parametrize("devices", ["cpu:2", "cpu:3"])
+@pytest.mark.parametrize(
+    "case",
+    [decode, decode_two, decode_one_row, decode_in_tiles, encode, encode_in_tiles, image_to_video, ltx_decode, ltx_encode],
+    ids=lambda case: case.__name__,
+)
+def test_same_as_the_loaders_vae(own: ComfyServer, case: Any, devices: str) -> None:
+    check(own, case, devices)
+
+
+def twice_patched(branch: Branch) -> Link:
+    """A VAE that was shared out already, and its picture decoded again from what it encodes."""
+    again = branch.add("SPVAEPatch", vae=vae(branch), devices=branch.devices)[0] if branch.devices else vae(branch)
+    samples = branch.add("VAEEncode", pixels=start_image(branch, frames=5), vae=again)[0]
+    return decode(branch, samples)
+
+
+def test_a_vae_that_is_shared_out_already_stays_as_it_is(own: ComfyServer) -> None:
+    check(own, twice_patched, "cpu:2")
+
+
+def test_a_vae_without_a_plan_is_passed_on_with_a_line_in_the_log(own: ComfyServer) -> None:
+    def case(branch: Branch) -> Link:
+        other = branch.add("SPTestVAE", channels=16, time_stride=4, stride=8)[0]
+        given = other if branch.devices is None else branch.add("SPVAEPatch", vae=other, devices=branch.devices)[0]
+        return branch.add("VAEEncode", pixels=start_image(branch, frames=5), vae=given)[0]
+
+    said = len(own.log())
+    stock, mine = both(own, case, "cpu:2")
+    assert stock.parts[0].equal(mine.parts[0])
+    assert "_VideoEncoder has no decode plan; the VAE stays as it is" in own.log(said)
+
+
+def test_weights_leave_on_the_unload_button_and_come_back(own: ComfyServer) -> None:
+    check(own, decode, "cpu:2")
+    assert all(worker["weight_bytes"] for worker in workers(own))
+    own.post("/free", {"unload_models": True})
+    wait_for(lambda: not any(worker["weight_bytes"] for worker in workers(own)), 20, "the weights to leave")
+    check(own, decode_two, "cpu:2")
+
+
+def long_decode(devices: str, seed: int) -> dict[str, Any]:
+    graph = Graph()
+    branch = Branch(graph, devices)
+    branch.add("SPTestSaveLatent", samples=decode(branch, latent(branch, "1,16,9,48,64", scale=1.0, seed=seed)), name="vae-long")
+    return graph.prompt
+
+
+def computing(server: ComfyServer) -> bool:
+    return bool(workers(server)) and all(worker["phase"] == "computing" for worker in workers(server))
+
+
+def test_a_cancel_ends_a_decode_and_keeps_the_workers(own: ComfyServer) -> None:
+    check(own, decode, "cpu:2")
+    before = pids(own)
+    prompt_id = own.queue(long_decode("cpu:2", seed=1))
+    wait_for(lambda: computing(own), 60, "the workers to decode")
+    started = time.monotonic()
+    own.post("/interrupt", {})
+    with pytest.raises(PromptFailed, match="interrupted"):
+        own.wait(prompt_id)
+    assert time.monotonic() - started < 5
+    assert pids(own) == before
+    check(own, decode_two, "cpu:2")
+
+
+def test_a_worker_that_is_killed_in_a_decode_is_named_and_the_next_prompt_is_right(own: ComfyServer) -> None:
+    check(own, decode, "cpu:2")
+    prompt_id = own.queue(long_decode("cpu:2", seed=2))
+    wait_for(lambda: computing(own), 60, "the workers to decode")
+    os.kill(pids(own)[1], signal.SIGKILL)
+    with pytest.raises(PromptFailed, match="VAEDecode: The worker of rank 1 ended unexpectedly"):
+        own.wait(prompt_id)
+    check(own, decode_two, "cpu:2")

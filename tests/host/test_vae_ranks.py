@@ -1,0 +1,67 @@
+"""Every VAE that has a decode plan, decode and encode over ranks against one process: odd heights, one frame, fewer rows than ranks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed.band_nets import one_row_short
+from distributed.ranks import RankPool
+from host.graphs import TOLERANCE
+from host.vaes import VAES, chunks_of_its_own, serve
+
+CASES = [
+    (name, method, size, frames[method == "encode"])
+    for name, vae in VAES.items()
+    for method in ("decode", "encode")
+    for size in (2, 3, 4)
+    for frames in vae.frames
+]
+
+
+@pytest.fixture(scope="module")
+def ranks(comfyui: Path) -> Iterator[RankPool]:
+    with RankPool(4, functools.partial(serve, str(comfyui))) as pool:
+        yield pool
+
+
+def answers(ranks: RankPool, *case: Any) -> list[dict[str, Any]]:
+    found = [answer for answer in ranks.call(*case, timeout=300) if answer is not None]
+    failures = [answer["failure"] for answer in found if "failure" in answer]
+    assert not failures, failures[0]
+    return [answer for answer in found if "idle" not in answer]
+
+
+@pytest.mark.parametrize(("name", "method", "size", "frames"), CASES)
+def test_same_as_one_process(ranks: RankPool, name: str, method: str, size: int, frames: int) -> None:
+    for height in VAES[name].heights:
+        found = answers(ranks, name, method, height, frames, size)
+        assert len(found) == min(size, height)
+        assert found[0]["alive"] > 1e-2, "the stock picture is empty: the case compares nothing"
+        errors = [answer["error"] for answer in found]
+        cuts = [answer["at cuts"] for answer in found]
+        print(f"\n{name} {method}, {height} rows, {frames} frames on {size}: {max(errors):.1e}, at the cuts {max(cuts):.1e}")
+        assert max(errors) <= TOLERANCE
+        assert max(cuts) <= 2 * TOLERANCE, "a seam"
+        assert height == 1 or all(answer["messages"] for answer in found)
+
+
+@pytest.mark.parametrize("method", ["decode", "encode"])
+@pytest.mark.parametrize("name", VAES)
+def test_a_halo_that_is_one_row_short_is_noticed(ranks: RankPool, name: str, method: str) -> None:
+    found = answers(ranks, name, method, 7, VAES[name].frames[-1][method == "encode"], 2, one_row_short)
+    assert max(answer["error"] for answer in found) > 1e-3
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("method", "frames"), [("decode", 5), ("encode", 17)])
+def test_ranks_with_other_free_memory_cut_the_frames_alike(ranks: RankPool, method: str, frames: int, size: int) -> None:
+    found = answers(ranks, "LTX-Video", method, 7, frames, size, chunks_of_its_own)
+    assert len(found) == size
+    assert max(answer["error"] for answer in found) <= TOLERANCE
+    assert len({answer["messages"] for answer in found}) == 1, "ranks waited for each other a different number of times"
+    whole = answers(ranks, "LTX-Video", method, 7, frames, size)
+    assert found[0]["messages"] > whole[0]["messages"], "the frames were not cut: the case shows nothing"

@@ -1,0 +1,216 @@
+"""ComfyUI's own VAEs, tiny, with random weights: decode and encode in one process, and the same on bands over ranks.
+
+Run as a script it writes their files: ``python vaes.py <ComfyUI> <folder>``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _random_weights(vae: Any) -> dict[str, Tensor]:
+    from sp_core.demo.checkpoints import random_weights
+
+    return random_weights(vae, 17)
+
+
+_WAN = {"dim": 8, "z_dim": 4, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 1, "temperal_downsample": [False, True, True]}
+_HUNYUAN = {
+    "double_z": True,
+    "z_channels": 4,
+    "resolution": 256,
+    "in_channels": 3,
+    "out_ch": 3,
+    "ch": 32,
+    "ch_mult": [1, 1, 2, 2],
+    "num_res_blocks": 1,
+    "attn_resolutions": [],
+    "dropout": 0.0,
+    "conv3d": True,
+    "time_compress": 4,
+}
+_HUNYUAN_15 = {
+    "in_channels": 3,
+    "out_channels": 3,
+    "z_channels": 8,
+    "block_out_channels": [16, 32, 32],
+    "num_res_blocks": 1,
+    "ffactor_spatial": 4,
+    "ffactor_temporal": 2,
+    "downsample_match_channel": True,
+    "upsample_match_channel": True,
+}
+#: three levels, of which two halve the frames as well
+_LTX = {
+    "dims": 3,
+    "latent_channels": 128,
+    "encoder_blocks": [
+        *(["res_x", 1], ["compress_space_res", {"multiplier": 2}], ["compress_all_res", {"multiplier": 2}]),
+        *(["compress_all_res", {"multiplier": 2}], ["res_x", 1]),
+    ],
+    "decoder_blocks": [
+        *(["res_x", 1], ["compress_all", {"residual": True, "multiplier": 2}], ["compress_space", {"multiplier": 2}]),
+        *(["compress_all", {"residual": True, "multiplier": 2}], ["res_x", 1]),
+    ],
+    "encoder_base_channels": 16,
+    "decoder_base_channels": 16,
+    "norm_layer": "pixel_norm",
+    "patch_size": 4,
+    "latent_log_var": "uniform",
+    "timestep_conditioning": False,
+}
+
+
+def _engine(params: dict[str, Any]) -> dict[str, Any]:
+    parts = {"encoder_config": "hunyuan_video.vae_refiner.Encoder", "decoder_config": "hunyuan_video.vae_refiner.Decoder"}
+    configs: dict[str, Any] = {name: {"target": f"comfy.ldm.{target}", "params": params} for name, target in parts.items()}
+    return {**configs, "regularizer_config": {"target": "comfy.ldm.models.autoencoder.EmptyRegularizer"}}
+
+
+@dataclass(frozen=True)
+class TinyVAE:
+    """A class of ComfyUI and its arguments."""
+
+    module: str
+    class_name: str
+    arguments: dict[str, Any]
+    latent_channels: int
+    #: pixels for each place of the latent, in height and width
+    ratio: int
+    #: (latent frames, frames of pixels) that are tried
+    frames: tuple[tuple[int, int], ...] = ((1, 1), (3, 9))
+    input_channels: int = 3
+    #: rows of the latent that are tried; a frame of one row cannot be padded by its mirror image, as LTX does
+    heights: tuple[int, ...] = (7, 3, 1)
+    metadata: dict[str, str] | None = None
+    weights: Callable[[Any], dict[str, Tensor]] = field(default=lambda vae: _random_weights(vae))
+
+    def build(self) -> Any:
+        vae = getattr(importlib.import_module(self.module), self.class_name)(**self.arguments)
+        vae.load_state_dict(self.weights(vae))
+        return vae.eval().requires_grad_(False)
+
+    def write(self, path: Path) -> None:
+        """A file that ComfyUI's VAELoader takes for this class."""
+        from safetensors.torch import save_file
+
+        vae = getattr(importlib.import_module(self.module), self.class_name)(**self.arguments)
+        save_file(self.weights(vae), path, self.metadata)
+
+    def inputs(self, method: str, height: int, frames: int) -> Tensor:
+        channels, scale = (self.latent_channels, 1) if method == "decode" else (self.input_channels, self.ratio)
+        shape = (1, channels, frames, height * scale, 3 * scale)
+        return torch.randn(shape, generator=torch.Generator().manual_seed(23))
+
+
+VAES: dict[str, TinyVAE] = {
+    "Wan 2.1": TinyVAE("comfy.ldm.wan.vae", "WanVAE", _WAN, 4, 8),
+    "Wan 2.2": TinyVAE("comfy.ldm.wan.vae2_2", "WanVAE", {**_WAN, "dec_dim": 8}, 4, 16),
+    "LTX-Video": TinyVAE("comfy.ldm.lightricks.vae.causal_video_autoencoder", "VideoVAE", {"config": _LTX}, 128, 32, heights=(7, 3, 2)),
+    "HunyuanVideo": TinyVAE("comfy.ldm.models.autoencoder", "AutoencoderKL", {"ddconfig": _HUNYUAN, "embed_dim": 4}, 4, 8),
+    "HunyuanVideo 1.5": TinyVAE("comfy.ldm.models.autoencoder", "AutoencodingEngine", _engine(_HUNYUAN_15), 8, 4, ((1, 1), (3, 5))),
+}
+
+_COG = {"block_out_channels": (32, 32, 64, 64), "latent_channels": 4, "layers_per_block": 1}
+VAES["CogVideoX"] = TinyVAE("comfy.ldm.cogvideo.vae", "AutoencoderKLCogVideoX", _COG, 4, 8, ((1, 1), (3, 9), (6, 21)))
+
+
+#: with the numbers that ComfyUI's loader expects
+_LTX_FILE = {"config": json.dumps({"vae": _LTX})}
+FILES: dict[str, TinyVAE] = {
+    "tiny_wan21_vae": TinyVAE("comfy.ldm.wan.vae", "WanVAE", {**_WAN, "z_dim": 16, "num_res_blocks": 2}, 16, 8),
+    "tiny_ltx_vae": TinyVAE("comfy.ldm.lightricks.vae.causal_video_autoencoder", "VideoVAE", {"config": _LTX}, 128, 32, metadata=_LTX_FILE),
+}
+
+
+@contextlib.contextmanager
+def chunks_of_its_own() -> Iterator[None]:
+    """Each rank has another amount of free memory, from which LTX's VAE takes the size of its chunks of frames."""
+    import comfy.ldm.lightricks.vae.causal_video_autoencoder as host
+    import torch.distributed as dist
+
+    right = host.get_max_chunk_size
+    host.get_max_chunk_size = lambda device: 20_000 * (1 + dist.get_rank())
+    try:
+        yield
+    finally:
+        host.get_max_chunk_size = right
+
+
+def serve(comfyui: str, rank: int, world_size: int) -> Callable[..., dict[str, Any] | None]:
+    """One rank: answers (VAE, method, rows of the latent, frames, ranks) with the errors of its rows."""
+    import torch.distributed as dist
+    from distributed.longcat_ranks import enter_host
+
+    enter_host(comfyui)
+    from sp_core.comm import CollectiveTransport
+    from sp_core.comm.point_to_point import PointToPoint
+    from sp_core.demo.run import relative_l2
+    from sp_core.layout.bands import cut_bands
+    from sp_core.vae import BandEngine, RowExchange, plan_for, why_not
+
+    groups = {size: dist.new_group(list(range(size))) for size in range(1, world_size + 1)}
+    vaes: dict[str, Any] = {}
+
+    @torch.inference_mode()
+    def compared(name: str, method: str, height: int, frames: int, size: int, spoil: Callable[[], Any]) -> dict[str, Any]:
+        vae = vaes.setdefault(name, VAES[name].build() if name not in vaes else None)
+        plan = plan_for(vae)
+        assert plan is not None and why_not(plan, vae) is None
+        assert plan.ratio(vae) == VAES[name].ratio
+        whole = VAES[name].inputs(method, height, frames)
+        expected = getattr(vae, method)(whole)
+        bands = cut_bands(height, size)
+        if rank >= bands.ranks:
+            return {"idle": True}
+        neighbours = PointToPoint(groups[bands.ranks])
+        exchange = RowExchange(neighbours, CollectiveTransport(groups[bands.ranks]))
+        start, stop = bands.scaled(whole.size(-2) // height).range(rank)
+        with spoil(), BandEngine(plan, bands, exchange).installed(vae):
+            out = getattr(vae, method)(whole[..., start:stop, :])
+        start, stop = bands.scaled(expected.size(-2) // height).range(rank)
+        wanted = expected[..., start:stop, :]
+        if method == "decode" and plan.decoded_shape is not None:
+            assert plan.decoded_shape(vae, whole.shape) == tuple(expected.shape)
+        assert out.shape == wanted.shape
+        at_cuts = [row for row in (0, out.size(-2) - 1)]
+        return {
+            "error": relative_l2(out, wanted),
+            "at cuts": max(relative_l2(out[..., row, :], wanted[..., row, :]) for row in at_cuts),
+            "alive": float(expected.std()),
+            "messages": neighbours.stats.exchanges,
+        }
+
+    def answer(
+        name: str, method: str, height: int, frames: int, size: int, spoil: Callable[[], Any] = contextlib.nullcontext
+    ) -> dict[str, Any] | None:
+        try:
+            return compared(name, method, height, frames, size, spoil) if rank < size else None
+        except Exception:
+            # not raised: the ranks stay in step for the next case
+            return {"failure": traceback.format_exc()}
+
+    return answer
+
+
+if __name__ == "__main__":
+    host, target = sys.argv[1:]
+    del sys.argv[1:]
+    sys.path[:0] = [host, str(Path(__file__).resolve().parents[2])]
+    from comfy.cli_args import args
+
+    args.cpu = True
+    Path(target).mkdir(parents=True, exist_ok=True)
+    for file_name, tiny in FILES.items():
+        tiny.write(Path(target) / f"{file_name}.safetensors")
