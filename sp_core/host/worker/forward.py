@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +18,7 @@ from ..block_skips import SKIPPED, put_skips
 from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, LATE_FORWARDS
 from . import cfg_split
 from .arrival import late_forwards
+from .contents import Contents
 from .forward_call import ForwardCall
 from .host_functions import host_functions
 from .patch_check import foreign_inside, unknown_functions
@@ -50,13 +50,15 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
 
 def _settled(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock) -> tuple[Any, ForwardState]:
     """A forward in which no code of other packs was shared out that would have needed whole data."""
+    contents = Contents(call.named, call.extra, call.options)
     while True:
         probing = _probing(model, call, groups)
-        output, state = _attempt(model, _fresh(call), groups, enter_block, probing)
+        output, state = _attempt(model, call, groups, enter_block, probing)
         differing = probing.settle() if probing is not None else []
         if not differing:
             return output, state
         log.warning("%s began to compute in another way: this step is computed again, with whole data for it", " and ".join(differing))
+        contents.put_back()
 
 
 def _attempt(
@@ -95,14 +97,6 @@ def _probing(model: LoadedModel, call: ForwardCall, groups: ParallelGroups) -> P
         str([call.options.get(key) for key in ("cond_or_uncond", SKIPPED)]),
     )
     return Probing(model.verdicts, groups.sequence, signature, functions, call.x.device)
-
-
-def _fresh(call: ForwardCall) -> ForwardCall:
-    """The same call in containers of its own: a forward may put other tensors into them."""
-    import comfy.utils
-
-    named, extra, options = map(comfy.utils.deepcopy_list_dict, (call.named, call.extra, call.options))
-    return replace(call, named=named, extra=extra, options=options)
 
 
 def _run_alone(model: LoadedModel, call: ForwardCall, enter_block: EnterBlock) -> tuple[Any, ForwardState]:
