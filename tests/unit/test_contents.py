@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sp_core.host.worker.contents import Contents
+from sp_core.plans.probing import Contents
 
 
 def test_what_was_put_in_or_taken_out_is_undone() -> None:
@@ -17,7 +17,9 @@ def test_what_was_put_in_or_taken_out_is_undone() -> None:
     inner.clear()
     options["new"] = 7
     del options["pair"]
+    assert contents.changed()
     contents.put_back()
+    assert not contents.changed()
     assert options == {"steps": [1, {"kept": 2}], "pair": ([3], 4)}
     assert options["steps"] is inner and inner[1] is deepest and options["pair"][0] is in_tuple
 

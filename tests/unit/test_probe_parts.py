@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -53,7 +55,7 @@ def test_trees_are_compared_part_by_part() -> None:
     assert not agree({"x": (X, X + 1)}, {"x": (X, X)})
 
 
-OPTIONS = {"sigmas": torch.ones(1), "block_index": 3, "sample_sigmas": torch.ones(4)}
+OPTIONS = {"kept": {"calls": []}, "sigmas": torch.ones(1), "block_index": 3, "sample_sigmas": torch.ones(4)}
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,9 @@ OPTIONS = {"sigmas": torch.ones(1), "block_index": 3, "sample_sigmas": torch.one
         (lambda o: list(o.items()), "sample_sigmas"),
         (lambda o: o.update(block_index=4), "keeps state"),
         (lambda o: o.setdefault("cache", []), "keeps state"),
+        (lambda o: o.popitem(), "keeps state"),
+        (lambda o: o["kept"]["calls"].append(1), "keeps state"),
+        (lambda o: list(reversed(o)), "sample_sigmas"),
     ],
 )
 def test_what_is_read_of_the_options_is_noticed(read: object, why: str | None) -> None:
@@ -78,3 +83,17 @@ def test_what_is_read_of_the_options_is_noticed(read: object, why: str | None) -
     assert isinstance(options, WatchedOptions)
     probe.whole(lambda: read(options))  # type: ignore[operator]
     assert probe.why is None if why is None else why in (probe.why or ""), probe.why
+
+
+def test_a_verdict_knows_what_a_list_in_the_options_held() -> None:
+    options = {"kept": {"calls": [1]}}
+
+    def read(options: dict[str, Any]) -> int:
+        return len(options["kept"]["calls"])
+
+    probe = Probe("code", read, [], [options], torch.device("cpu"))
+    probe.whole(lambda: read(probe.watched(options)))
+    verdict = probe.verdict()
+    assert verdict.apart and verdict.holds(read, [options])
+    options["kept"]["calls"].append(2)
+    assert not verdict.holds(read, [options])

@@ -13,12 +13,11 @@ from torch.utils._pytree import tree_flatten
 from ...parallel.groups import ParallelGroups
 from ...plans.engine import Engine, EnterBlock
 from ...plans.forward_state import ForwardState
-from ...plans.probing import Probing
+from ...plans.probing import Contents, Probing
 from ..block_skips import SKIPPED, put_skips
 from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, LATE_FORWARDS
 from . import cfg_split
 from .arrival import late_forwards
-from .contents import Contents
 from .forward_call import ForwardCall
 from .host_functions import host_functions
 from .patch_check import foreign_inside, unknown_functions

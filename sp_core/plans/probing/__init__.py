@@ -17,7 +17,8 @@ take the verdict back and compute that forward again.
 
 from __future__ import annotations
 
+from .contents import Contents
 from .probe import Probe
 from .verdicts import Probing, Site, Verdicts
 
-__all__ = ["Probe", "Probing", "Site", "Verdicts"]
+__all__ = ["Contents", "Probe", "Probing", "Site", "Verdicts"]

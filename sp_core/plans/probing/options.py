@@ -47,6 +47,20 @@ class WatchedOptions(dict[str, Any]):
         self._all()
         return super().items()
 
+    def __reversed__(self) -> Any:
+        self._all()
+        return super().__reversed__()
+
+    def __eq__(self, other: object) -> bool:
+        self._all()
+        return super().__eq__(other)
+
+    def __or__(self, other: Any) -> Any:
+        return {**self, **other}
+
+    def __ror__(self, other: Any) -> Any:
+        return {**other, **self}
+
     def copy(self) -> dict[str, Any]:
         return WatchedOptions(dict(super().items()), self.read, self.written)
 
@@ -61,6 +75,19 @@ class WatchedOptions(dict[str, Any]):
     def pop(self, key: str, *default: Any) -> Any:
         self.written.add(key)
         return super().pop(key, *default)
+
+    def popitem(self) -> tuple[str, Any]:
+        key, value = super().popitem()
+        self.written.add(key)
+        return key, value
+
+    def clear(self) -> None:
+        self.written.update(super().keys())
+        super().clear()
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
 
     def setdefault(self, key: str, default: Any = None) -> Any:
         self.written.add(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...errors import SPError
+from .contents import Contents
 from .options import FUNCTIONS, WatchedOptions
 from .parts import agree
 from .random_state import RandomState
@@ -70,6 +72,8 @@ class Probe:
         #: the first call changed something that outlives it
         self.keeps_state = False
         self._state: VisibleState | None = None
+        # what lies in the lists and dicts of the options, which may be kept from step to step
+        self._contents = Contents(*options)
         try:
             self._state = VisibleState([function, *companions])
         except Hidden as hidden:
@@ -107,7 +111,7 @@ class Probe:
             raise
         except Exception:
             assert self._state is not None
-            if self._state.changed() or drawn.changed():
+            if self._state.changed() or self._contents.changed() or drawn.changed():
                 raise
             # it may have failed because it was watched
             self.refuse("it cannot be watched")
@@ -118,7 +122,7 @@ class Probe:
     def _judge_whole(self, drawn: RandomState) -> None:
         if drawn.changed():
             self.refuse("it draws random numbers")
-        if self._written or (self._state is not None and self._state.changed()):
+        if self._written or self._contents.changed() or (self._state is not None and self._state.changed()):
             self.keeps_state = True
             self.refuse("it keeps state between its calls")
         for options in self._options:
@@ -137,7 +141,7 @@ class Probe:
         except Exception:
             self.refuse("it fails on a part")
             return None
-        if self._state is not None and self._state.changed():
+        if self._contents.changed() or (self._state is not None and self._state.changed()):
             self.refuse("it keeps state between its calls")
         return output
 
@@ -163,7 +167,7 @@ class Probe:
         """What this rank found."""
         if not self.open:
             return Verdict(self.name, False, self.why or "")
-        read = tuple({key: options.get(key) for key in self._read - FUNCTIONS} for options in self._options)
+        read = tuple({key: _kept(options.get(key)) for key in self._read - FUNCTIONS} for options in self._options)
         return Verdict(self.name, True, "", self._function, self._state, read, self._outline)
 
 
@@ -188,6 +192,11 @@ def _may_be_read(value: Any) -> bool:
     return is_plain(value) or not any(
         isinstance(x, Tensor) or not isinstance(x, (bool, int, float, str, type(None))) for x in tree_leaves(value)
     )
+
+
+def _kept(value: Any) -> Any:
+    """``value`` as it is now, whatever is put into its lists and dicts later."""
+    return copy.deepcopy(value) if is_plain(value) else value
 
 
 def _same_entries(was: Mapping[str, Any], options: Mapping[str, Any]) -> bool:

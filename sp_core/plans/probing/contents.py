@@ -1,7 +1,8 @@
-"""What the dicts and lists of a call hold, so that the call can be computed a second time as if for the first."""
+"""What the dicts and lists of a call hold, so that a change is seen, and the call can be computed again as if for the first time."""
 
 from __future__ import annotations
 
+from operator import is_not
 from typing import Any
 
 
@@ -26,6 +27,12 @@ class Contents:
         for part in value.values() if isinstance(value, dict) else value:
             self._look_into(part, seen)
 
+    def changed(self) -> bool:
+        """Something was put into them or taken out."""
+        return any(_differ(dict(now), then) for now, then in self._dicts) or any(
+            len(now) != len(then) or any(map(is_not, now, then)) for now, then in self._lists
+        )
+
     def put_back(self) -> None:
         """Undo what was put into them or taken out since."""
         for mapping, held in self._dicts:
@@ -33,3 +40,7 @@ class Contents:
             mapping.update(held)
         for items, members in self._lists:
             items[:] = members
+
+
+def _differ(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
+    return now.keys() != then.keys() or any(now[key] is not value for key, value in then.items())
