@@ -23,6 +23,9 @@ class _VideoEncoder:
         pooled = torch.stack([group.mean(0) for group in groups], dim=1)  # (3, F', h, w)
         return torch.einsum("oc,cfhw->ofhw", random((self.latent_channels, 3), 99), pooled)[None] * 2 - 1
 
+    def encode_tiled(self, pixels, **tiles):
+        return self.encode(pixels)
+
 
 class _AudioEncoder:
     audio_sample_rate = 16000
