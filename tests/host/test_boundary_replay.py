@@ -230,7 +230,7 @@ def test_a_changed_strength_or_shift_reads_no_checkpoint_again(server: ComfyServ
 # -- the stand-in is the model for whoever looks --------------------------------------------
 
 QUESTIONS = [
-    *("class name", "type name", "module of the class", "isinstance", "attribute", "missing attribute"),
+    *("class", "class name", "type name", "module of the class", "isinstance", "attribute", "missing attribute"),
     *("submodule", "submodule by path", "names of modules", "children", "names of weights", "parameters"),
 ]
 

@@ -123,8 +123,12 @@ def make_remote(
     """
     members: dict[str, Any] = {plan.forward: _forwarder(local_class, plan.forward)}
     members |= {method: _caller(method) for method in plan.weight_methods}
-    # packs tell a model by the name of its class
-    members |= {"__module__": local_class.__module__, "__qualname__": local_class.__qualname__}
+    # packs tell a model by its class or by the name of that
+    members |= {
+        "__module__": local_class.__module__,
+        "__qualname__": local_class.__qualname__,
+        "__class__": property(lambda _: local_class),
+    }
     remote_class = type(local_class.__name__, (RemoteMixin, local_class), members)
     remote: Any = object.__new__(remote_class)
     # what nn.Module.__init__ makes, empty: no weights, no children, nothing to move
