@@ -58,7 +58,9 @@ class SPSampler(io.ComfyNode):
             ],
             outputs=[
                 io.Latent.Output(tooltip="The denoised latent."),
-                io.String.Output("report", tooltip="Layout, transport, seconds a step, share spent in exchange, bytes sent."),
+                io.String.Output(
+                    "report", tooltip="How the work was split, transport, seconds a forward, share of the exchange, bytes sent."
+                ),
             ],
             hidden=[io.Hidden.dynprompt, io.Hidden.unique_id],
         )

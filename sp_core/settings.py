@@ -1,25 +1,64 @@
-"""The time limits that a user can set by environment variables.
+"""The environment variables by which a user changes what this extension does: their names, how they are read, and their defaults.
 
-Source of the defaults: compiling a kernel or reading a large model from a slow disk takes minutes, never ten.
+Every variable that begins with ``SP_`` is read here and nowhere else. docs/troubleshooting.md has the table for users.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 
 #: names of the variables, for messages
 STALL_TIMEOUT = "SP_TIMEOUT_S"
 START_TIMEOUT = "SP_START_TIMEOUT_S"
+LOG_LEVEL = "SP_LOG_LEVEL"
+NO_EXTENSIONS = "SP_NO_EXT"
+VERIFY_RANKS = "SP_VERIFY_RANKS"
+IDLE = "SP_IDLE_S"
+
+#: compiling a kernel or reading a large model from a slow disk takes minutes, never ten
+DEFAULT_STALL_TIMEOUT_S = 600.0
+DEFAULT_START_TIMEOUT_S = 180.0
+DEFAULT_LOG_LEVEL = "INFO"
 
 
 def stall_timeout_s() -> float:
-    """``SP_TIMEOUT_S``: seconds that a rank may stand still before the pool is given up; 600 where it is not set or is no number."""
-    return _seconds(STALL_TIMEOUT, 600.0)
+    """Seconds that a rank may stand still before the pool is given up; the default where the variable is no number."""
+    return _seconds(STALL_TIMEOUT, DEFAULT_STALL_TIMEOUT_S)
 
 
 def start_timeout_s() -> float:
-    """``SP_START_TIMEOUT_S``: seconds that the workers have to start and join; 180 where it is not set or is no number."""
-    return _seconds(START_TIMEOUT, 180.0)
+    """Seconds that the workers have to start and join; the default where the variable is no number."""
+    return _seconds(START_TIMEOUT, DEFAULT_START_TIMEOUT_S)
+
+
+def log_level() -> str:
+    """From which level on the workers log, as ``logging`` names it; the default where the variable names none."""
+    level = os.environ.get(LOG_LEVEL, DEFAULT_LOG_LEVEL).strip().upper()
+    return level if isinstance(logging.getLevelName(level), int) else DEFAULT_LOG_LEVEL
+
+
+def no_extensions() -> bool:
+    """Nothing that is compiled may be used."""
+    return _switch(NO_EXTENSIONS)
+
+
+def verify_ranks() -> bool:
+    """The ranks compare their outputs bit by bit after every forward."""
+    return _switch(VERIFY_RANKS)
+
+
+def _switch(variable: str) -> bool:
+    return os.environ.get(variable, "") not in ("", "0")
+
+
+def idle_s() -> float | None:
+    """``SP_IDLE_S``: seconds after which workers that nobody uses end; None where it is not set, is 0 or is no number."""
+    try:
+        seconds = float(os.environ.get(IDLE, 0))
+    except ValueError:
+        return None
+    return max(1.0, seconds) if seconds > 0 else None
 
 
 def _seconds(variable: str, default: float) -> float:

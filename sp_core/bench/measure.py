@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from ..demo.checkpoints import Checkpoint
-from ..demo.comfy_server import ComfyServer, prepare_base
+from ..demo.comfy_server import ComfyServer, prepare_base, prompt_seconds
 from ..host_path import EXTENSION, find_comfyui
 
 DEMO_NODES = EXTENSION / "sp_core" / "demo" / "nodes" / "sp_demo_nodes"
@@ -41,8 +41,6 @@ def comfyui(checkpoints: Mapping[str, Checkpoint], devices_are_cpu: bool = True)
             yield server
 
 
-def prompt_seconds(server: ComfyServer, prompt: dict[str, Any]) -> float:
-    """Seconds from the host's start to its end of a prompt."""
-    entry = server.wait(server.queue(prompt), timeout=900)
-    times = {event: data["timestamp"] for event, data in entry["status"]["messages"]}
-    return float(times["execution_success"] - times["execution_start"]) / 1e3
+def seconds_of(server: ComfyServer, prompt: dict[str, Any]) -> float:
+    """Seconds that a prompt takes from ComfyUI's start of it to its end."""
+    return prompt_seconds(server.wait(server.queue(prompt), timeout=900))

@@ -118,7 +118,7 @@ def worker_pids(parent: int) -> list[int]:
             if any(word.endswith("bootstrap.py") for word in child.cmdline()):
                 found.append(child.pid)
     if not found:
-        raise RuntimeError("no worker of the host was found")
+        raise RuntimeError("no worker of ComfyUI was found")
     return sorted(found)
 
 

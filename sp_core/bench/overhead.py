@@ -21,7 +21,7 @@ from ..demo.tiny import shrink
 from ..pool.devices import parse_devices
 from ..reference import ReferenceConfig
 from ..reference.sample import Inputs, forward, open_pool, step_arguments
-from .measure import comfyui, prompt_seconds, turns
+from .measure import comfyui, seconds_of, turns
 from .models import ONE_STEP
 
 SAMPLES = 15
@@ -90,7 +90,7 @@ def first_step(server: ComfyServer, workers: int, samples: int = SAMPLES) -> Row
     seeds = itertools.count()
 
     def prompts(devices: str | None) -> Callable[[], float]:
-        return lambda: 1e3 * prompt_seconds(server, shrink(prompt, ONE_STEP, devices, next(seeds), "bench").prompt)
+        return lambda: 1e3 * seconds_of(server, shrink(prompt, ONE_STEP, devices, next(seeds), "bench").prompt)
 
     medians = turns({"without": prompts(None), "with": prompts(f"cpu:{workers}")}, samples, warm_up=2)
     extra = medians["with"] - medians["without"]

@@ -63,7 +63,7 @@ PUBLISHED = (
         119_056,
         _L20,
         {1: 6043.88, 2: 3271.44, 4: 2080.05},
-        "the figures fit 8.8 GB/s a card on 2 devices and 2.9 on 4, not the 20 assumed: the cards share one path through the host",
+        "the figures fit 8.8 GB/s a card on 2 devices and 2.9 on 4, not the 20 assumed: the cards share one path through main memory",
     ),
     Published(
         "MiniMax-H3 (raylight user), 4x 3090 NVLink",
@@ -71,7 +71,7 @@ PUBLISHED = (
         38_592,
         MeasuredRates("3090 NVLink pairs", 60e12, 12e9),
         {1: 1.0, 2: 1 / 1.8, 4: 1 / 3.0},
-        "NVLink on these cards joins pairs only; across pairs the exchange goes through the host",
+        "NVLink on these cards joins pairs only; across pairs the exchange goes through main memory",
     ),
 )
 

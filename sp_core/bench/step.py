@@ -24,7 +24,7 @@ from ..demo.tiny import Tiny, shrink
 from ..pool.devices import parse_devices
 from ..reference import ReferenceConfig
 from ..reference.sample import Inputs, local, pooled, step_arguments
-from .measure import comfyui, prompt_seconds, turns
+from .measure import comfyui, seconds_of, turns
 from .models import STEP_CHECKPOINTS, STEP_WORKFLOWS
 
 SAMPLES = 5
@@ -121,7 +121,7 @@ def host_row(server: ComfyServer, tiny: Tiny, workers: int, samples: int = SAMPL
             took = []
             for steps in (FEW, MANY):
                 sized = replace(tiny, inputs={**tiny.inputs, "steps": steps})
-                took.append(prompt_seconds(server, shrink(prompt, sized, devices, next(seeds), "bench").prompt))
+                took.append(seconds_of(server, shrink(prompt, sized, devices, next(seeds), "bench").prompt))
             return (took[1] - took[0]) / (MANY - FEW)
 
         return measure

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..errors import SPError
 
-class ExchangeError(RuntimeError):
+
+class ExchangeError(SPError):
     """An exchange between ranks did not happen; nothing of it was delivered.
 
     Attributes:
@@ -18,7 +20,10 @@ class ExchangeError(RuntimeError):
 
 
 class TransportUnavailable(RuntimeError):
-    """A transport cannot be set up here; the message is the reason, the same on every rank."""
+    """A transport cannot be set up here; the message is the reason, the same on every rank.
+
+    It is no SPError, for nobody is shown it: the choice of a transport goes on to the next one and reports the reason.
+    """
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

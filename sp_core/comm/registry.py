@@ -1,6 +1,6 @@
 """All transports, a row for each: where it works, what it needs, and how it is made.
 
-A transport of CPU tensors needs no second row for devices: moved through host memory
+A transport of CPU tensors needs no second row for devices: moved through main memory
 (:class:`~.transports.staged.StagedTransport`) it is one of their transports too.
 """
 
@@ -15,8 +15,9 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from ..settings import DEFAULT_STALL_TIMEOUT_S
 from .native.build import load_cpu, load_cuda
-from .transport import DEFAULT_TIMEOUT_S, Transport
+from .transport import Transport
 from .transports.collective import CollectiveTransport
 from .transports.peer import PeerTransport
 from .transports.shm import ShmTransport
@@ -45,7 +46,7 @@ class TransportSpec:
     group: dist.ProcessGroup | None
     device: torch.device
     directory: str | Path | None = None
-    timeout_s: float = DEFAULT_TIMEOUT_S
+    timeout_s: float = DEFAULT_STALL_TIMEOUT_S
     should_abort: Callable[[], str | None] | None = None
     #: makes the plain collective that was found to work, if one was
     plain: Callable[[], Transport] | None = None
@@ -125,7 +126,7 @@ def make_peer(spec: TransportSpec) -> Transport:
 
 
 def staged(row: TransportRow) -> TransportRow:
-    """The row of a transport of CPU tensors, as one for devices that goes through host memory."""
+    """The row of a transport of CPU tensors, as one for devices that goes through main memory."""
 
     def make_staged(spec: TransportSpec) -> Transport:
         return StagedTransport(row.make(spec))

@@ -21,17 +21,14 @@ from torch import Tensor
 
 from ..layout import shard_sizes
 
-#: seconds that a rank waits for the others; compiling or loading a model may well take minutes
-DEFAULT_TIMEOUT_S = 600.0
-
 
 @dataclass
 class TransportStats:
     """What one rank sent since :meth:`reset`.
 
     ``bytes_sent`` counts payload that left this rank (its own part stays home), by one rule for all transports: an
-    all-gather counts as what a collective sends, where every shard is padded to the longest. ``seconds`` is host time
-    inside calls, which on CUDA is launch time only.
+    all-gather counts as what a collective sends, where every shard is padded to the longest. ``seconds`` is the
+    CPU's time inside calls, which on CUDA is launch time only.
     """
 
     exchanges: int = 0

@@ -149,6 +149,12 @@ class ComfyServer:
         return self.wait(self.queue(prompt), timeout)["outputs"]
 
 
+def prompt_seconds(entry: dict[str, Any]) -> float:
+    """Seconds from ComfyUI's start of a prompt to its end, from the prompt's history entry."""
+    times = {event: data["timestamp"] for event, data in entry["status"]["messages"]}
+    return float(times["execution_success"] - times["execution_start"]) / 1e3
+
+
 def _refusal(details: Any) -> str:
     """What the server says of a prompt that it refuses, in one line."""
     if not isinstance(details, dict):

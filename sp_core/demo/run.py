@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..host_path import find_comfyui
 from ..pool.devices import accelerators, parse_devices
-from .comfy_server import ComfyServer, prepare_base
+from .comfy_server import ComfyServer, prepare_base, prompt_seconds
 from .machine_line import machine_line
 from .tiny import TINY_WORKFLOWS, Tiny, shrink
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"A ComfyUI was found in {host}, but this Python lacks its requirements ({', '.join(missing)}).")
         host = None
     if host is not None:
-        print(f"Host: the ComfyUI in {host}, started headless. Devices: {devices}.")
+        print(f"Using the ComfyUI in {host}, started headless. Devices: {devices}.")
         rows = run_on_host(host, devices, on_cpu)
     else:
         why = "as asked" if options.reference else "no ComfyUI that can run was found (COMFYUI_PATH names a checkout)"
@@ -83,7 +83,7 @@ def run_on_host(host: Path, devices: str, on_cpu: bool) -> list[Row]:
     """Every tiny workflow on a host of its own."""
     with tempfile.TemporaryDirectory(prefix="sp-demo-") as folder:
         base = Path(folder)
-        print("Making tiny checkpoints with the host's own model classes ...", flush=True)
+        print("Making tiny checkpoints with ComfyUI's own model classes ...", flush=True)
         prepare_base(host, base, [Path(__file__).parent / "nodes" / "sp_demo_nodes"])
         # fp32 makes the comparison sharp: half precision would hide what differs behind its rounding
         # threads that wait do not spin: on a busy machine the run without SP, which has more threads, would suffer from that
@@ -104,7 +104,7 @@ def _compare(server: ComfyServer, tiny: Tiny, devices: str) -> Row:
             entry = server.wait(server.queue(shrunk.prompt))
             latents[branch] = _saved(server, entry, shrunk.saves)
             if seed:
-                seconds[branch].append(_duration(entry) / tiny.steps)
+                seconds[branch].append(prompt_seconds(entry) / tiny.steps)
         errors += [relative_l2(mine, theirs) for mine, theirs in zip(latents["sp"], latents["stock"], strict=True)]
     return Row(tiny.title, tiny.tokens, devices, worst(errors), median(seconds["stock"]), median(seconds["sp"]))
 
@@ -114,12 +114,6 @@ def _saved(server: ComfyServer, entry: dict[str, Any], nodes: list[str]) -> list
 
     files = [file for node in nodes for file in entry["outputs"][node]["latents"]]
     return [load_file(server.base / "output" / file["subfolder"] / file["filename"])["latent_tensor"] for file in files]
-
-
-def _duration(entry: dict[str, Any]) -> float:
-    """Seconds that the host needed for a prompt."""
-    times = {event: data["timestamp"] for event, data in entry["status"]["messages"]}
-    return float(times["execution_success"] - times["execution_start"]) / 1e3
 
 
 def run_reference(devices: str) -> Row:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from .. import settings
 from ..planner.cost import MeasuredRates
 from .facts import gather
 from .heatmap import heat_map
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.json:
         # the workers' news would stand between what a script reads
-        os.environ["SP_LOG_LEVEL"] = "WARNING"
+        os.environ[settings.LOG_LEVEL] = "WARNING"
     report = examine()
     print(json.dumps(report) if options.json else as_text(report))
     return 1 if "error" in report["links"] else 0

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from .. import memory_file
 from ..host_path import find_comfyui
 from ..pool.devices import accelerators, maker, parse_devices, platform_problem
 
@@ -83,7 +84,7 @@ def host() -> Report:
 
 def memory() -> Report:
     """Kinds of shared memory that processes can exchange tensors in."""
-    found: Report = {"memfd": hasattr(os, "memfd_create")}
+    found: Report = {"memfd": memory_file.available()}
     shm = Path("/dev/shm")
     if shm.is_dir():
         found["dev_shm_free_gb"] = round(shutil.disk_usage(shm).free / 1e9, 2)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from itertools import combinations
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -14,12 +12,9 @@ from ..comm import Transport
 from ..comm.choice import make_transport
 from ..comm.small_collectives import all_gather_ints
 from ..errors import SPError
-from ..parallel.measure import ACCELERATOR_SHAPE, CPU_SHAPE, measure_rates
+from ..parallel.measure import exchange_s, exchanged_shards, measure_rates, sent_bytes
 from ..pool.shared_state import Phase
 from ..pool.worker import WorkerContext
-
-#: exchanges of two devices, of which the first are not counted
-_ROUNDS, _WARM_UP = 6, 2
 
 
 class ProbeService:
@@ -71,16 +66,5 @@ class ProbeService:
 
     def _rate(self, transport: Transport) -> float:
         """Bytes/s that this rank sends to the other of the two. Collective over them."""
-        device = self.context.device
-        t, H, D = CPU_SHAPE if device.type == "cpu" else ACCELERATOR_SHAPE
-        shard = torch.randn(1, t, H, D, device=device)
-        times = []
-        for _ in range(_ROUNDS):
-            started = perf_counter()
-            transport.scatter_heads([shard], [t, t])
-            transport.check()
-            if device.type != "cpu":
-                torch.accelerator.synchronize(device)
-            times.append(perf_counter() - started)
-        # half of the heads go to the other rank
-        return shard.numel() * shard.element_size() / 2 / median(times[_WARM_UP:])
+        shards = exchanged_shards(1, self.context.device, torch.float32)
+        return sent_bytes(transport, shards) / exchange_s(transport, shards)

@@ -6,6 +6,7 @@ functions out of the options (:func:`take_skips`), and a worker puts functions o
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 #: the entry of the options that crosses: a list of [name, kind, number], one for each block
@@ -23,7 +24,12 @@ class _Sealed(dict):
 
 
 def leaves_out_its_block(function: Any) -> bool:
-    """True for a block replacement that returns its arguments without looking at them, whatever they hold."""
+    """True for a block replacement that returns its arguments without looking at them, whatever they hold.
+
+    It is called to see. So it has to be a function that keeps nothing, which this call could change.
+    """
+    if not isinstance(function, FunctionType) or function.__closure__ or vars(function):
+        return False
     arguments = _Sealed()
     try:
         return function(arguments, _Sealed()) is arguments

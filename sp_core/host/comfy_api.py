@@ -1,8 +1,10 @@
-"""The port to ComfyUI: the one place that touches internals of it which change between versions.
+"""The port to ComfyUI: what differs between its versions, and what is private to it.
 
-Not to be mistaken for ComfyUI's own package ``comfy_api``, by which the nodes are declared. Supported are ComfyUI 0.20.1
-to 0.33. Each function names what it relies on, and its test says in a sentence what a ComfyUI has changed
-(``tests/host``). The sections say which process a function is for; no state is kept here.
+Other files of ``host``, ``models`` and ``demo`` import modules that ComfyUI's node packs use too (its ModelPatcher, its list of
+nodes), and ``worker/comfy_memory.py`` is the port to its memory management. Not to be mistaken for ComfyUI's own package
+``comfy_api``, by which the nodes are declared. Supported are ComfyUI 0.20.1 to 0.33. Each function names what it relies on, and
+its test says in a sentence what a ComfyUI has changed (``tests/host``). The sections say which process a function is for; no
+state is kept here.
 """
 
 from __future__ import annotations
@@ -158,9 +160,19 @@ def interrupted() -> bool:
 
 def running_prompts() -> set[str]:
     """Ids of the prompts that ComfyUI runs now. None run where no server was made."""
+    return {item[1] for item in _running()}
+
+
+def _running() -> list[Any]:
+    """Relies on ``PromptQueue.currently_running``: (number, prompt id, nodes by id, ...)."""
     server = sys.modules.get("server")
     queue = getattr(getattr(getattr(server, "PromptServer", None), "instance", None), "prompt_queue", None)
-    return set() if queue is None else {item[1] for item in list(queue.currently_running.values())}
+    return [] if queue is None else list(queue.currently_running.values())
+
+
+def running_nodes() -> list[dict[str, Any]]:
+    """The nodes of the prompts that ComfyUI runs now, without those that a node expands into."""
+    return [node for item in _running() for node in item[2].values()]
 
 
 def raise_interrupt() -> None:
@@ -183,6 +195,20 @@ def off_the_device(patcher: Any) -> None:
     tracked = any(entry.model is not None and patcher.is_clone(entry.model) for entry in management.current_loaded_models)
     if not tracked and any(weight.device.type not in ("cpu", "meta") for weight in model.parameters()):
         model.to("cpu")
+
+
+def uses_device(device: Any) -> bool:
+    """This process has something on ``device`` already, so that asking for its memory takes none there.
+
+    Relies on ``current_loaded_models`` and, for what was there once, on torch's knowledge of a CUDA context.
+    """
+    import comfy.model_management as management
+    import torch
+
+    if any(entry.device == device for entry in management.current_loaded_models):
+        return True
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    return device.type == "cuda" and has_context is not None and bool(has_context(device.index))
 
 
 def server_routes() -> Any:
@@ -260,10 +286,9 @@ def cached_outputs(executor: Any, node_id: str) -> list[list[Any]] | None:
 
 
 def trim_cache(executor: Any, graph: dict[str, Any]) -> None:
-    """Drop cached outputs of nodes that are not in ``graph``, which the executor does whenever it gets a prompt."""
+    """Drop cached outputs of nodes that are not in ``graph``, as the executor does whenever it gets a prompt. It may change ``graph``."""
     import torch
 
-    graph = {name: {"class_type": entry["class_type"], "inputs": dict(entry["inputs"])} for name, entry in graph.items()}
     with torch.inference_mode():
         execute(executor, graph, "sp-trim", [])
 

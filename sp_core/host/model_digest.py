@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,6 +21,8 @@ from .options import name_of, patches_in
 RUN = 4
 #: of a sample's norm. The last bit of bfloat16 is 4e-3, and merges round several times
 TOLERANCE = 2e-2
+#: the parts of a digest
+WEIGHTS, WEIGHT_PATCHES, CODE = PARTS = ("weights", "weight patches", "code")
 
 
 @dataclass
@@ -51,7 +53,7 @@ def model_digest(patcher: Any, weights: dict[int, Part]) -> dict[str, Part]:
         }
         if id(patcher.model) not in weights:
             weights[id(patcher.model)] = _part({name: f"{tuple(weight.shape)} {weight.dtype}" for name, weight in own_weights(patcher)})
-        return {"weights": weights[id(patcher.model)], "weight patches": _part(patcher.patches), "code": _part(code)}
+        return {WEIGHTS: weights[id(patcher.model)], WEIGHT_PATCHES: _part(patcher.patches), CODE: _part(code)}
 
 
 def as_plain(digest: dict[str, Part]) -> dict[str, Any]:
@@ -63,12 +65,14 @@ def from_plain(plain: dict[str, Any]) -> dict[str, Part]:
     return {name: Part(**part) for name, part in plain.items()}
 
 
-def difference(mine: dict[str, Part], theirs: dict[str, Part]) -> str | None:
-    """What two MODELs differ in; None for equal ones."""
+def difference(mine: dict[str, Part], theirs: dict[str, Part], parts: Collection[str] = PARTS) -> str | None:
+    """What two MODELs differ in; None for those whose ``parts`` are equal."""
     for name, part in mine.items():
+        if name not in parts:
+            continue
         other = theirs[name]
         if part.shape != other.shape or len(part.numbers) != len(other.numbers):
-            return f"the {name} are others" if name != "code" else "the functions and modules put into it are others"
+            return f"the {name} are others" if name != CODE else "the functions and modules put into it are others"
         for a, b in zip(part.numbers, other.numbers, strict=True):
             if a is not None and b is not None and not abs(a[0] - b[0]) <= TOLERANCE * max(a[1], b[1]):
                 return f"the {name} have other values"

@@ -6,8 +6,12 @@ from typing import Any
 
 from ..plans.override import OVERRIDE
 
+#: forwards of modules that nodes behind SP Model Patch replace: "diffusion_model.blocks.0.ffn.forward" -> function
+LATE_FORWARDS = "sp_late_forwards"
+#: the path of an object patch that gives the model another class
+CLASS = "diffusion_model.__class__"
 #: only the diffusion model's own code reads these entries
-INSIDE_THE_MODEL = ("patches", "patches_replace", OVERRIDE)
+INSIDE_THE_MODEL = ("patches", "patches_replace", OVERRIDE, LATE_FORWARDS)
 #: these entries run in ComfyUI's process, around the model
 AROUND_THE_MODEL = ("wrappers", "callbacks")
 #: these hold objects of ComfyUI's own (as of 0.33) that only code around the model reads: the holder of EasyCache and LazyCache,
@@ -34,4 +38,5 @@ def patches_in(transformer_options: dict[str, Any]) -> list[tuple[str, Any]]:
     override = transformer_options.get(OVERRIDE)
     if override is not None:
         found.append((OVERRIDE, override))
-    return found
+    late = transformer_options.get(LATE_FORWARDS) or {}
+    return found + [(path.removeprefix("diffusion_model."), function) for path, function in late.items()]

@@ -10,6 +10,7 @@ Shape legend: t one rank's tokens, T all tokens; F, H, W frames, rows and column
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .sharding import shard_range, shard_sizes
-from .tiles import Tile, tile_indices, tile_of
+from .tiles import Tile, choose_split, tile_indices, tile_of
 
 
 class SequenceLayout(ABC):
@@ -118,6 +119,12 @@ class TileLayout(SequenceLayout):
     split: tuple[int, int]
     prefix: int = 0
     suffix: int = 0
+
+    @classmethod
+    def over(cls, grid: Sequence[int], world_size: int, prefix: int = 0, suffix: int = 0) -> TileLayout:
+        """The tiles of :func:`.tiles.choose_split`, one for each of ``world_size`` ranks, of a grid of frames, height and width."""
+        frames, height, width = grid
+        return cls((frames, height, width), choose_split(height, width, world_size), prefix, suffix)
 
     def __post_init__(self) -> None:
         if min(self.grid) < 1:

@@ -30,8 +30,8 @@ class ParallelGroups:
     degrees: Degrees
     #: the ranks that share the tokens of this rank's part of the batch
     sequence: SequenceGroup
-    #: joins the ranks that hold the same tokens of different parts of the batch; None where dp is 1
-    batch: Transport | None
+    #: joins the ranks that hold the same tokens of different parts of the batch; None where cfg is 1
+    cfg: Transport | None
 
 
 class ParallelGroupsCache:
@@ -57,7 +57,7 @@ class ParallelGroupsCache:
             ValueError: the world has fewer ranks than the degrees need.
         """
         if degrees not in self._built:
-            mesh = self._meshes.build(degrees.dp, degrees.ring, degrees.ulysses)
+            mesh = self._meshes.build(degrees.cfg, degrees.ring, degrees.ulysses)
             self._built[degrees] = None if mesh is None else self._groups_of(degrees, mesh)
         return self._built[degrees]
 
@@ -65,8 +65,8 @@ class ParallelGroupsCache:
         all_ranks = self._transport(mesh.sp)
         ulysses = self._transport(mesh.ulysses)
         ring = Ring(mesh.ring.group, self.stats) if degrees.ring > 1 else None
-        batch = self._transport(mesh.dp) if degrees.dp > 1 else None
-        return ParallelGroups(degrees, SequenceGroup(all_ranks, ulysses, ring), batch)
+        cfg = self._transport(mesh.cfg) if degrees.cfg > 1 else None
+        return ParallelGroups(degrees, SequenceGroup(all_ranks, ulysses, ring), cfg)
 
     def _transport(self, axis: MeshAxis) -> Transport:
         if axis.ranks not in self._transports:

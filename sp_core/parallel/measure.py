@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
@@ -15,7 +15,7 @@ from ..planner.cost import MeasuredRates
 #: rows and columns of the matrices that are multiplied
 _ACCELERATOR_MATRIX, _CPU_MATRIX = 4096, 384
 #: tokens of a rank, heads and head_dim of the tensors that are exchanged
-ACCELERATOR_SHAPE, CPU_SHAPE = (4096, 32, 128), (512, 16, 64)
+_ACCELERATOR_SHAPE, _CPU_SHAPE = (4096, 32, 128), (512, 16, 64)
 #: exchanges of each size, of which the first are not counted; ranks must agree on their number
 _ROUNDS, _WARM_UP = 6, 2
 
@@ -30,7 +30,7 @@ def measure_rates(transport: Transport, device: torch.device, dtype: torch.dtype
     """
     is_cpu = device.type == "cpu"
     flops = _flops(device, dtype, _CPU_MATRIX if is_cpu else _ACCELERATOR_MATRIX, seconds)
-    bandwidth, latency_s = _link(transport, device, dtype, CPU_SHAPE if is_cpu else ACCELERATOR_SHAPE)
+    bandwidth, latency_s = _link(transport, device, dtype)
     ranks = all_gather_ints(None, [int(flops / 1e6), int(bandwidth / 1e3), int(latency_s * 1e9)])
     mega_flops, kilobytes, nanoseconds = zip(*ranks, strict=True)
     return MeasuredRates(device.type, min(mega_flops) * 1e6, min(kilobytes) * 1e3, max(nanoseconds) / 1e9)
@@ -47,20 +47,33 @@ def _flops(device: torch.device, dtype: torch.dtype, size: int, seconds: float) 
     return 2.0 * size**3 / median(times)
 
 
-def _link(transport: Transport, device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]) -> tuple[float, float]:
+def _link(transport: Transport, device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
     """Bytes/s that this rank sends, and seconds of an exchange of next to nothing."""
-    t, H, D = shape
-    world_size = transport.world_size
-    shards = [torch.randn(1, t, H, D, device=device).to(dtype) for _ in range(3)]
-    tiny = [shard[:, :1, :, :1].contiguous() for shard in shards]
+    shards = exchanged_shards(3, device, dtype)
+    full_s, latency_s = exchange_s(transport, shards), exchange_s(transport, [shard[:, :1, :, :1].contiguous() for shard in shards])
+    return sent_bytes(transport, shards) / max(full_s - latency_s, 1e-6), latency_s
 
-    def exchange(tensors: list[torch.Tensor], tokens: int) -> float:
-        times = [_seconds(lambda: transport.scatter_heads(tensors, [tokens] * world_size), device) for _ in range(_ROUNDS)]
-        return median(times[_WARM_UP:])
 
-    full_s, latency_s = exchange(shards, t), exchange(tiny, 1)
-    sent_bytes = 3 * t * H * D * dtype.itemsize * (world_size - 1) / world_size
-    return sent_bytes / max(full_s - latency_s, 1e-6), latency_s
+def exchanged_shards(count: int, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+    """One rank's part of the tensors that are exchanged to measure a link: (1, t, H, D) each, random."""
+    t, H, D = _CPU_SHAPE if device.type == "cpu" else _ACCELERATOR_SHAPE
+    return [torch.randn(1, t, H, D, device=device).to(dtype) for _ in range(count)]
+
+
+def exchange_s(transport: Transport, shards: Sequence[torch.Tensor]) -> float:
+    """Seconds of one exchange of ``shards``, (1, t, H, D) each with the same t on all ranks: the median of some. Collective."""
+    counts = [shards[0].size(1)] * transport.world_size
+
+    def exchange() -> None:
+        transport.scatter_heads(shards, counts)
+        transport.check()
+
+    return median([_seconds(exchange, shards[0].device) for _ in range(_ROUNDS)][_WARM_UP:])
+
+
+def sent_bytes(transport: Transport, shards: Sequence[torch.Tensor]) -> float:
+    """Bytes that a rank sends in that exchange, where its heads divide: all of its shards but the part that stays."""
+    return sum(shard.nbytes for shard in shards) * (transport.world_size - 1) / transport.world_size
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:

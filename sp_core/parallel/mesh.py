@@ -1,9 +1,9 @@
-"""The device mesh dp x ring x ulysses: which ranks are in a group along which axis.
+"""The device mesh cfg x ring x ulysses: which ranks are in a group along which axis.
 
-A rank's place is ``rank = (dp * ring_size + ring) * ulysses_size + ulysses``. The ranks of a
+A rank's place is ``rank = (cfg * ring_size + ring) * ulysses_size + ulysses``. The ranks of a
 Ulysses group are neighbours, as an all-to-all needs the fastest links; a ring steps over them, and
-the parts of the batch (dp) are farthest apart. ring and ulysses together are the axis of a
-sequence group, here ``sp``; LongCat-Video calls it ``cp``.
+the parts of the batch (cfg) are farthest apart. ring and ulysses together are the axis of a
+sequence group, here ``sp``. LongCat-Video calls the two axes ``dp`` and ``cp``.
 
 Several meshes live side by side. Process groups are kept by their members, so going back to
 earlier degrees makes no new communicator. torch's DeviceMesh is not used: each of its meshes
@@ -39,9 +39,9 @@ class MeshAxis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's groups along the axes dp, ring and ulysses, and along ``sp``: ring and ulysses as one axis, ring-major."""
+    """One rank's groups along the axes cfg, ring and ulysses, and along ``sp``: ring and ulysses as one axis, ring-major."""
 
-    dp: MeshAxis
+    cfg: MeshAxis
     ring: MeshAxis
     ulysses: MeshAxis
     sp: MeshAxis
@@ -51,22 +51,27 @@ class Mesh:
         """The sequence axis under its LongCat-Video name."""
         return self.sp
 
+    @property
+    def dp(self) -> MeshAxis:
+        """The axis of the batch's parts under its LongCat-Video name."""
+        return self.cfg
+
 
 def axis_members(shape: tuple[int, int, int], rank: int) -> dict[str, tuple[int, ...]]:
-    """The ranks that share a group with ``rank``, by axis. ``shape`` is (dp, ring, ulysses).
+    """The ranks that share a group with ``rank``, by axis. ``shape`` is (cfg, ring, ulysses).
 
     Raises:
         ValueError: ``rank`` is outside the mesh.
     """
-    dp_size, ring_size, ulysses_size = shape
+    cfg_size, ring_size, ulysses_size = shape
     sequence = ring_size * ulysses_size
-    if not 0 <= rank < dp_size * sequence:
-        raise ValueError(f"rank {rank} is outside a mesh of dp {dp_size} x ring {ring_size} x Ulysses {ulysses_size}")
-    dp, place = divmod(rank, sequence)
+    if not 0 <= rank < cfg_size * sequence:
+        raise ValueError(f"rank {rank} is outside a mesh of CFG {cfg_size} x ring {ring_size} x Ulysses {ulysses_size}")
+    cfg, place = divmod(rank, sequence)
     ring, ulysses = divmod(place, ulysses_size)
-    row = dp * sequence
+    row = cfg * sequence
     return {
-        "dp": tuple(range(place, dp_size * sequence, sequence)),
+        "cfg": tuple(range(place, cfg_size * sequence, sequence)),
         "ring": tuple(range(row + ulysses, row + sequence, ulysses_size)),
         "ulysses": tuple(range(row + ring * ulysses_size, row + (ring + 1) * ulysses_size)),
         "sp": tuple(range(row, row + sequence)),
@@ -79,7 +84,7 @@ def axis_groups(shape: tuple[int, int, int]) -> list[tuple[int, ...]]:
     They come one axis after the other, as the groups of one axis do not overlap and can be made at the same time.
     """
     everybody = [axis_members(shape, rank) for rank in range(math.prod(shape))]
-    return list(dict.fromkeys(members[axis] for axis in ("ulysses", "ring", "sp", "dp") for members in everybody))
+    return list(dict.fromkeys(members[axis] for axis in ("ulysses", "ring", "sp", "cfg") for members in everybody))
 
 
 class Meshes:
@@ -97,15 +102,15 @@ class Meshes:
         #: how many groups this rank has asked torch for, closed ones too
         self.asked = 0
 
-    def build(self, dp: int = 1, ring: int = 1, ulysses: int = 1) -> Mesh | None:
+    def build(self, cfg: int = 1, ring: int = 1, ulysses: int = 1) -> Mesh | None:
         """The mesh of these degrees; None on a rank outside it. Collective over the world when it is new.
 
         Raises:
             ValueError: a degree is less than one, or the world has fewer ranks than they need.
         """
-        shape, rank = (dp, ring, ulysses), dist.get_rank()
+        shape, rank = (cfg, ring, ulysses), dist.get_rank()
         if min(shape) < 1 or math.prod(shape) > dist.get_world_size():
-            raise ValueError(f"dp {dp} x ring {ring} x Ulysses {ulysses} does not fit a world of {dist.get_world_size()} ranks")
+            raise ValueError(f"CFG {cfg} x ring {ring} x Ulysses {ulysses} does not fit a world of {dist.get_world_size()} ranks")
         for ranks in axis_groups(shape):
             if ranks not in self._groups:
                 self.asked += 1

@@ -18,5 +18,5 @@ MODELS: tuple[tuple[ModelShape, str, int], ...] = (
 LINKS = (
     MeasuredRates("NVLink (H100)", 600e12, 450e9),
     MeasuredRates("PCIe 4 P2P (4090)", 140e12, 25e9),
-    MeasuredRates("host-staged (4090 without P2P)", 140e12, 10e9),
+    MeasuredRates("staged (4090 without P2P)", 140e12, 10e9),
 )

@@ -42,7 +42,7 @@ def candidates(world_size: int, conditionings: int, requested: RequestedDegrees 
     A requested split of the batch holds only while there is a batch to split. A forward with one
     conditioning uses all devices for the sequence.
     """
-    fitting = [degrees for degrees in matching(requested, world_size) if conditionings % degrees.dp == 0]
+    fitting = [degrees for degrees in matching(requested, world_size) if conditionings % degrees.cfg == 0]
     if not fitting:
         fitting = matching(RequestedDegrees(1, requested.ring), world_size) or [Degrees(1, 1, world_size)]
     return fitting
@@ -51,9 +51,9 @@ def candidates(world_size: int, conditionings: int, requested: RequestedDegrees 
 def _fewest_rings(fitting: list[Degrees], heads: int) -> list[Degrees]:
     """Of each split of the batch, the degrees with the shortest ring that still gives every rank a head."""
     kept = []
-    for dp in sorted({degrees.dp for degrees in fitting}):
-        of_dp = sorted((degrees for degrees in fitting if degrees.dp == dp), key=lambda degrees: degrees.ring)
-        kept.append(next((degrees for degrees in of_dp if degrees.ulysses <= heads), of_dp[0]))
+    for cfg in sorted({degrees.cfg for degrees in fitting}):
+        of_split = sorted((degrees for degrees in fitting if degrees.cfg == cfg), key=lambda degrees: degrees.ring)
+        kept.append(next((degrees for degrees in of_split if degrees.ulysses <= heads), of_split[0]))
     return kept
 
 
@@ -85,7 +85,7 @@ def choose(
     if not requested.ring:
         fitting = _fewest_rings(fitting, heads)
     if shape is None or rates is None or not tokens:
-        return DegreeChoice(min(fitting, key=lambda degrees: (degrees.ring, -degrees.dp)), world_size)
+        return DegreeChoice(min(fitting, key=lambda degrees: (degrees.ring, -degrees.cfg)), world_size)
 
     def cost(degrees: Degrees) -> Cost:
         return predict(shape, tokens, conditionings, rates, degrees)

@@ -81,11 +81,11 @@ def predict(shape: ModelShape, tokens: int, conditionings: int, rates: MeasuredR
     """Cost of one forward of ``conditionings`` batch rows of ``tokens`` tokens each.
 
     Raises:
-        ValueError: the batch does not divide by ``degrees.dp``.
+        ValueError: the batch does not divide by ``degrees.cfg``.
     """
-    if conditionings % degrees.dp:
-        raise ValueError(f"{conditionings} conditionings cannot be split into {degrees.dp} equal parts")
-    rows, ranks = conditionings // degrees.dp, degrees.ring * degrees.ulysses
+    if conditionings % degrees.cfg:
+        raise ValueError(f"{conditionings} conditionings cannot be split into {degrees.cfg} equal parts")
+    rows, ranks = conditionings // degrees.cfg, degrees.ring * degrees.ulysses
     layout = FlatLayout(tokens, ranks)
     linear_s = rows * shape.blocks * max(layout.counts) * shape.linear_flops / rates.flops
     heads = math.ceil(shape.heads / degrees.ulysses)

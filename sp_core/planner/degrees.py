@@ -12,23 +12,23 @@ LAYOUTS = ("auto", "flat", "tiles")
 
 @dataclass(frozen=True)
 class Degrees:
-    """``dp`` parts of the batch, each on ``ring`` x ``ulysses`` ranks that share its tokens.
+    """``cfg`` parts of the batch, each on ``ring`` x ``ulysses`` ranks that share its tokens.
 
     The ranks of a Ulysses group exchange token shards for head shards, and a ring passes keys and values on.
     """
 
-    dp: int = 1
+    cfg: int = 1
     ring: int = 1
     ulysses: int = 1
 
     @property
     def ranks(self) -> int:
         """How many ranks take part."""
-        return self.dp * self.ring * self.ulysses
+        return self.cfg * self.ring * self.ulysses
 
     def describe(self) -> str:
         """For reports: "CFG 2 x ring 2 x Ulysses 2", without factors of one."""
-        named = (("CFG", self.dp), ("ring", self.ring), ("Ulysses", self.ulysses))
+        named = (("CFG", self.cfg), ("ring", self.ring), ("Ulysses", self.ulysses))
         return " x ".join(f"{name} {size}" for name, size in named if size > 1) or "one device"
 
 
@@ -36,7 +36,7 @@ class Degrees:
 class RequestedDegrees:
     """What the user asked for. 0 leaves a degree to the planner, "auto" leaves the layout of the tokens to the plan.
 
-    ``cfg`` is ``dp`` of :class:`Degrees`: 2 splits batched conditionings, 1 does not.
+    ``cfg`` is SP Model Patch's input ``cfg_split``: 2 splits batched conditionings, 1 does not.
     """
 
     cfg: int = 0
@@ -52,16 +52,16 @@ NOTHING_REQUESTED = RequestedDegrees()
 def possible_degrees(world_size: int) -> list[Degrees]:
     """All degrees that ``world_size`` ranks can have: short rings first, then those that do not split the batch.
 
-    dp is 1 or 2, for a positive and a negative prompt.
+    cfg is 1 or 2, for a positive and a negative prompt.
     """
     found = [
-        Degrees(dp, ring, world_size // dp // ring)
-        for dp in (1, 2)
-        if world_size % dp == 0
-        for ring in range(1, world_size // dp + 1)
-        if world_size // dp % ring == 0
+        Degrees(cfg, ring, world_size // cfg // ring)
+        for cfg in (1, 2)
+        if world_size % cfg == 0
+        for ring in range(1, world_size // cfg + 1)
+        if world_size // cfg % ring == 0
     ]
-    return sorted(found, key=lambda degrees: (degrees.ring, degrees.dp))
+    return sorted(found, key=lambda degrees: (degrees.ring, degrees.cfg))
 
 
 def matching(requested: RequestedDegrees, world_size: int) -> list[Degrees]:
@@ -69,7 +69,7 @@ def matching(requested: RequestedDegrees, world_size: int) -> list[Degrees]:
     return [
         degrees
         for degrees in possible_degrees(world_size)
-        if requested.cfg in (0, degrees.dp) and requested.ring in (0, degrees.ring) and requested.ulysses in (0, degrees.ulysses)
+        if requested.cfg in (0, degrees.cfg) and requested.ring in (0, degrees.ring) and requested.ulysses in (0, degrees.ulysses)
     ]
 
 
@@ -92,5 +92,5 @@ def check_requested(requested: RequestedDegrees, world_size: int) -> None:
 
 
 def _distance(requested: RequestedDegrees, degrees: Degrees) -> int:
-    pairs = ((requested.cfg, degrees.dp), (requested.ring, degrees.ring), (requested.ulysses, degrees.ulysses))
+    pairs = ((requested.cfg, degrees.cfg), (requested.ring, degrees.ring), (requested.ulysses, degrees.ulysses))
     return sum(abs(asked - degree) for asked, degree in pairs if asked)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from .architectures.hunyuan import HUNYUAN_VIDEO
 from .architectures.kandinsky import KANDINSKY5
 from .architectures.longcat import LONGCAT_VIDEO
@@ -15,6 +13,7 @@ from .engine import Engine
 from .forward_state import Escaped
 from .host_functions import HostFunctions
 from .plan import Attention, Blocks, HookPoint, MaskRule, NoPlan, Replicated, SequencePlan
+from .subclass import base_of_pack, code_of_packs, replaced_methods
 from .validation import validate
 
 PLANS: dict[str, SequencePlan] = {
@@ -23,7 +22,7 @@ PLANS: dict[str, SequencePlan] = {
 
 
 def plan_named(architecture: str) -> SequencePlan:
-    """The plan of a class name.
+    """The plan of a diffusion model's class. Subclasses have forwards of their own, so only the class itself counts.
 
     Raises:
         NoPlan: there is none.
@@ -33,14 +32,21 @@ def plan_named(architecture: str) -> SequencePlan:
     return PLANS[architecture]
 
 
+def plan_of(kind: type, instead_of: type | None = None) -> SequencePlan:
+    """The plan of a model's class, or of the class that a pack made it of, or of the class ``instead_of`` which it stands.
+
+    Raises:
+        NoPlan: there is none.
+    """
+    for candidate in (kind, instead_of):
+        if candidate is not None and base_of_pack(candidate).__name__ in PLANS:
+            return PLANS[base_of_pack(candidate).__name__]
+    raise NoPlan(kind.__name__, titles())
+
+
 def titles() -> list[str]:
     """The models that can run on several devices, by the names that people know them by."""
     return [plan.title for plan in PLANS.values()]
-
-
-def plan_for(model: nn.Module) -> SequencePlan:
-    """The plan of a diffusion model. Subclasses have forwards of their own, so only the class itself counts."""
-    return plan_named(type(model).__name__)
 
 
 __all__ = [
@@ -55,8 +61,11 @@ __all__ = [
     "NoPlan",
     "Replicated",
     "SequencePlan",
-    "plan_for",
+    "base_of_pack",
+    "code_of_packs",
     "plan_named",
+    "plan_of",
+    "replaced_methods",
     "titles",
     "validate",
 ]

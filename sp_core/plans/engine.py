@@ -156,7 +156,7 @@ class Engine:
             call = Arguments(names, args, kwargs)
             first = not state.decided
             if first:
-                self._start(target.model, blocks, call, state)
+                self._split(target.model, blocks, call, state)
             if not state.split:
                 return None
             self._shard_stream(blocks, call, state, first)
@@ -184,10 +184,10 @@ class Engine:
             self._hook_attention(block.get_submodule(attention.module), attention, where, state, undo)
         undo.callback(block.register_forward_hook(after, with_kwargs=True).remove)
 
-    def _start(self, model: nn.Module, blocks: Blocks, call: Arguments, state: ForwardState) -> None:
+    def _split(self, model: nn.Module, blocks: Blocks, call: Arguments, state: ForwardState) -> None:
         """The first block decides how the sequence lies over the ranks."""
         tokens = self._stream(blocks, call)
-        state.start(self._layout(model, call, tokens.size(blocks.dim)))
+        state.split_by(self._layout(model, call, tokens.size(blocks.dim)))
         self._shard_residuals(state)
 
     @staticmethod

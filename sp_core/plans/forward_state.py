@@ -60,16 +60,16 @@ class ForwardState:
         return self._layout
 
     @property
-    def started(self) -> bool:
-        """The sequence is split. False before the first block, and for good when there are too few tokens to share."""
+    def was_split(self) -> bool:
+        """The sequence has been split. False before the first block, and for good when there are too few tokens to share."""
         return self._layout is not None
 
     @property
     def split(self) -> bool:
-        """The model computes on this rank's tokens at this moment."""
-        return self.started and not self.gathered
+        """The model computes on this rank's tokens at this moment: the sequence was split and is not yet gathered."""
+        return self.was_split and not self.gathered
 
-    def start(self, layout: SequenceLayout) -> None:
+    def split_by(self, layout: SequenceLayout) -> None:
         """Split the sequence as ``layout`` says, unless that would leave a rank without tokens.
 
         Raises:
@@ -86,8 +86,8 @@ class ForwardState:
         """This rank's part of ``tokens``, which has all T tokens on ``dim``: a contiguous copy with t tokens there."""
         return self.layout.shard(tokens, self.rank, dim)
 
-    def expect_local(self, tokens: Tensor, dim: int = 1, replicated: int = 0) -> Tensor:
-        """``tokens`` itself, after a check that its ``dim`` holds ``replicated`` tokens and then this rank's own.
+    def expect_local(self, tokens: Tensor, dim: int = 1, replicated: int = 0) -> None:
+        """Check that ``dim`` of ``tokens`` holds ``replicated`` tokens and then this rank's own.
 
         Raises:
             SPError: it holds another number.
@@ -98,7 +98,6 @@ class ForwardState:
                 f"rank {self.rank} owns {count} of {self.layout.tokens} tokens but a block was given {tokens.size(dim) - replicated}; "
                 "a patch between the blocks changed the sequence"
             )
-        return tokens
 
     def apply(self, rule: ShardRule, value: Any) -> Any:
         """This rank's part of ``value`` by ``rule``, computed once per forward however many blocks get the same object."""
@@ -128,9 +127,9 @@ class ForwardState:
         Raises:
             SPError: the sequence was split and never gathered.
         """
-        if self.started and not self.gathered:
+        if self.split:
             raise SPError("the sequence was split over the devices but the model's output was never gathered")
 
     def describe(self) -> str:
         """The layout in a few words, for reports: "flat", "tiles 2x2", "not split"."""
-        return self.layout.describe() if self.started else "not split"
+        return self.layout.describe() if self.was_split else "not split"

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 
 from ..errors import SPError
-from ..layout import FlatLayout, SequenceLayout, TileLayout, choose_split
+from ..layout import FlatLayout, SequenceLayout, TileLayout
 from .forward_state import Gather, ShardRule
 from .host_functions import HostFunctions
 
@@ -42,7 +42,7 @@ def input_tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: int, wor
             f"The {tokens} tokens are not the {frames} x {height} x {width} places of the latent, so they cannot be tiled; "
             "leave the layout of SP Model Patch at auto or flat"
         )
-    return TileLayout((frames, height, width), choose_split(height, width, world_size))
+    return TileLayout.over((frames, height, width), world_size)
 
 
 @dataclass(frozen=True)

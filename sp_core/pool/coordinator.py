@@ -37,11 +37,10 @@ Watch = Callable[["Pool"], bool]
 
 @dataclass
 class CallStats:
-    """What one call cost the coordinator: bytes written for the workers, bytes that they held already, seconds until the answer."""
+    """What one call cost the coordinator: bytes written for the workers, and bytes that they held already."""
 
     bytes_sent: int = 0
     bytes_reused: int = 0
-    seconds: float = 0.0
 
 
 class Pool:
@@ -161,6 +160,22 @@ class Pool:
             with contextlib.suppress(RuntimeError):  # where the other thread never let go, this one does not hold the lock
                 self._lock.release()
 
+    # -- is it in use ------------------------------------------------------------
+
+    @property
+    def requests(self) -> int:
+        """How many requests the workers have been sent."""
+        return self._request
+
+    def is_busy(self) -> bool:
+        """A rank works on a request, also on one that was cancelled. Never waits."""
+        if not self._lock.acquire(blocking=False):
+            return True
+        try:
+            return self._pending is not None
+        finally:
+            self._lock.release()
+
     # -- calls -------------------------------------------------------------------
 
     def call(
@@ -192,12 +207,10 @@ class Pool:
             if not self.usable:
                 raise SPError("the workers are not running")
             self.settle(watch)
-            started = time.perf_counter()
             self._request += 1
             frame = self._put(self._request, [operation, body() if callable(body) else body], volatile)
             request = Request(self._request, doing or operation, self.workers, self.shared_state)
             self._collect(request, watch, frame)
-            self.last_call.seconds = time.perf_counter() - started
             return read_reply(self._replies[0], request.replies[0], device or torch.device("cpu"))
 
     def afterwards(self, operation: str, body: Any, doing: str) -> None:

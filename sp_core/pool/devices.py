@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,15 @@ class WorkerDevice:
         return f"{self.kind}:{self.index}"
 
     def is_on(self, device: torch.device) -> bool:
-        """The worker computes on this device of ComfyUI's process; all CPU workers share the CPU."""
-        return self.kind == device.type and (self.kind == "cpu" or self.index == (device.index or 0))
+        """The worker computes on this device of ComfyUI's process; all CPU workers share the CPU, which has no index."""
+        if self.kind == device.type == "cpu" and device.index is None:
+            return True
+        return self.kind == device.type and self.index == (device.index or 0)
+
+
+def shared_devices(one: Collection[WorkerDevice], other: Collection[WorkerDevice]) -> list[WorkerDevice]:
+    """Devices that two lists both need for themselves. Workers on the CPU share it, as all processes do."""
+    return [device for device in one if device in other and device.kind != "cpu"]
 
 
 def accelerators() -> tuple[str, int]:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import settings
 from ..errors import SPError
 from .console import Console
 from .devices import WorkerDevice, visible_devices_environment
@@ -84,7 +85,7 @@ class Workers:
             "requests": requests,
             "replies": replies,
             "parent": os.getpid(),
-            "log_level": os.environ.get("SP_LOG_LEVEL", "INFO"),
+            "log_level": settings.log_level(),
             "start_timeout_s": start_timeout_s,
         }
         config_path = self.directory / "config.json"

@@ -145,7 +145,7 @@ def init_context_parallel(
     *,
     meshes: Meshes | None = None,
 ) -> Mesh:
-    """The 2-D mesh (dp, cp) over the world: rank g has dp = g div cp and cp = g mod cp. Collective.
+    """The 2-D mesh (dp, cp) over the world: rank g has dp = g div cp and cp = g mod cp; ``dp`` is ``cfg`` of :class:`Mesh`. Collective.
 
     The reference keeps one topology in module globals; here it is the returned object, and
     every function that needs it takes it.
@@ -168,6 +168,6 @@ def init_context_parallel(
             raise ValueError(f"{name} {given} was given, but the process group says {actual}")
     if context_parallel_size < 1 or actual_size % context_parallel_size:
         raise ValueError(f"a world of {actual_size} ranks cannot be divided by context_parallel_size {context_parallel_size}")
-    mesh = meshes.build(dp=actual_size // context_parallel_size, ulysses=context_parallel_size)
+    mesh = meshes.build(cfg=actual_size // context_parallel_size, ulysses=context_parallel_size)
     assert mesh is not None  # every rank of the world is in it
     return mesh

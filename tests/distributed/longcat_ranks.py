@@ -73,20 +73,21 @@ def every_case(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     """Output, exchanges, bytes sent and layout of each case on this rank; what its cache holds."""
     from sp_core.comm import CollectiveTransport
     from sp_core.host.worker.host_functions import host_functions
-    from sp_core.plans import Engine, plan_for, validate
+    from sp_core.plans import Engine, plan_named, validate
 
     model = load(comfyui).model.diffusion_model
-    validate(plan_for(model), model, "this ComfyUI")
+    plan = plan_named(type(model).__name__)
+    validate(plan, model, "this ComfyUI")
     transport = CollectiveTransport()
-    engine = Engine(plan_for(model), transport, host=host_functions())
+    engine = Engine(plan, transport, host=host_functions())
     seen: dict[str, Any] = {}
 
     def run(name: str, call: Any) -> None:
         transport.stats.reset()
-        with engine.installed(model) as run:
+        with engine.installed(model) as state:
             out = call()
-            run.check()
-        seen[name] = (out.numpy().copy(), transport.stats.exchanges, transport.stats.bytes_sent, run.describe())
+            state.check()
+        seen[name] = (out.numpy().copy(), transport.stats.exchanges, transport.stats.bytes_sent, state.describe())
 
     with torch.inference_mode():
         for case in CASES[:3]:

@@ -14,14 +14,14 @@ from sp_core.attention.ring import parallel_attention
 from sp_core.bench import cross
 from sp_core.comm import CollectiveTransport
 from sp_core.comm.ring import Ring
-from sp_core.layout import FlatLayout, SequenceLayout, TileLayout, choose_split
+from sp_core.layout import FlatLayout, SequenceLayout, TileLayout
 from sp_core.parallel.mesh import Meshes
 from sp_core.planner.degrees import Degrees
 from sp_core.planner.traffic import CrossAttention, ForwardShape, cross_bytes, forward_bytes
 
 LAYOUTS: dict[str, Callable[[int], SequenceLayout]] = {
     "flat": lambda world_size: FlatLayout(127, world_size),
-    "tiles": lambda world_size: TileLayout((3, 6, 7), choose_split(6, 7, world_size)),
+    "tiles": lambda world_size: TileLayout.over((3, 6, 7), world_size),
 }
 DEGREES = [Degrees(1, ring, size // ring) for size in (2, 4, 6) for ring in range(1, size + 1) if size % ring == 0]
 CROSSES = {

@@ -106,8 +106,8 @@ def check_meshes_in_turns(rank: int, world_size: int) -> None:
         assert value.item() == rank // cp * cp
         dist.all_reduce(value, group=mesh.dp.group)
         assert value.item() == sum(other // cp * cp for other in mesh.dp.ranks)
-    mesh = meshes().build(dp=2, ulysses=2)
-    assert mesh.cp.group is meshes().build(dp=2, ulysses=2).cp.group
+    mesh = meshes().build(cfg=2, ulysses=2)
+    assert mesh.cp.group is meshes().build(cfg=2, ulysses=2).cp.group
     assert sp_core.cp_broadcast(torch.tensor([rank]), mesh, 1).item() == rank // 2 * 2 + 1
 
 
@@ -124,7 +124,7 @@ def refused(name: str) -> Any:
         case "another rank":
             return sp_core.init_context_parallel(2, dist.get_rank() + 1)
         case "a mesh larger than the world":
-            return meshes().build(dp=2, ring=3)
+            return meshes().build(cfg=2, ring=3)
         case "height":
             return sp_core.split_tensor_in_cp_2d(x, (2, 3), (2, 2), mesh)
         case "width":
@@ -155,7 +155,7 @@ def refused(name: str) -> Any:
 REFUSALS = {
     "cp does not divide the world": "world of 4 ranks cannot be divided by context_parallel_size 3",
     "another rank": "global_rank NEXT was given",
-    "a mesh larger than the world": "dp 2 x ring 3 x Ulysses 1 does not fit a world of 4 ranks",
+    "a mesh larger than the world": "CFG 2 x ring 3 x Ulysses 1 does not fit a world of 4 ranks",
     # those that the reference refuses too: h, w, mismatch, same, gshape, gW
     "height": r"height \(dim 2\) is 3 tokens .* split 2",
     "width": r"width \(dim 3\) is 3 tokens .* split 2",

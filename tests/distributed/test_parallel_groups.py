@@ -1,4 +1,4 @@
-"""Ranks that sit out some layouts and join others: groups stay in step, and data arrives from the right ranks."""
+"""Ranks that are idle for some parallel degrees and take part in others: groups stay in step, and data arrives from the right ranks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from campaign import within
 from distributed.ranks import run_ranks
 from torch import Tensor
 
@@ -17,14 +18,14 @@ from sp_core.parallel.groups import ParallelGroups, ParallelGroupsCache
 from sp_core.parallel.mesh import axis_members
 from sp_core.planner.degrees import Degrees
 
-#: a hang is found after this long; without one no test takes more than a few seconds
-FOUND_S = 30.0
+#: a hang is found after this long; without one no test takes more than a few seconds where nothing else runs
+FOUND_S = within(30.0)
 GROUP_TIMEOUT = timedelta(minutes=7)
 
 ALL, PAIR, ONE, CFG = Degrees(1, 1, 4), Degrees(1, 1, 2), Degrees(1, 1, 1), Degrees(2, 1, 2)
 #: of 4 ranks, 0, 1, 2, 2 and 3 stay idle
 FIVE = [ALL, Degrees(1, 3, 1), PAIR, Degrees(2, 1, 1), ONE]
-#: every layout after every other
+#: all degrees after all others
 TOUR = [after for first in FIVE for second in FIVE for after in (first, second)]
 
 
@@ -57,88 +58,88 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
 
 
-def use(parallel: ParallelGroups | None, degrees: Degrees, rank: int) -> None:
+def use(groups: ParallelGroups | None, degrees: Degrees, rank: int) -> None:
     """Attention over the sequence group and a gather over the batch group give what one process gives."""
-    if parallel is None:
+    if groups is None:
         assert rank >= degrees.ranks
         return
-    members = axis_members((degrees.dp, degrees.ring, degrees.ulysses), rank)
+    members = axis_members((degrees.cfg, degrees.ring, degrees.ulysses), rank)
     row, place = min(members["sp"]), members["sp"].index(rank)
     counts = [3 + place for place in range(len(members["sp"]))]
     q, k, v = (torch.randn(1, sum(counts), 5, 8, generator=torch.Generator().manual_seed(10 * row + i)) for i in range(3))
     start = sum(counts[:place])
     mine = [x[:, start : start + counts[place]] for x in (q, k, v)]
-    out = parallel.sequence.attention(*mine, counts, sdpa)
+    out = groups.sequence.attention(*mine, counts, sdpa)
     torch.testing.assert_close(out, sdpa(q, k, v)[:, start : start + counts[place]], atol=2e-6, rtol=2e-6)
-    whole = parallel.sequence.all_ranks.all_gather_tokens(mine[0], counts)
+    whole = groups.sequence.all_ranks.all_gather_tokens(mine[0], counts)
     assert torch.equal(whole, q)
-    if parallel.batch is not None:
-        gathered = parallel.batch.all_gather_tokens(torch.tensor([[float(rank)]]), [1] * degrees.dp)
-        assert gathered.flatten().tolist() == list(members["dp"])
+    if groups.cfg is not None:
+        gathered = groups.cfg.all_gather_tokens(torch.tensor([[float(rank)]]), [1] * degrees.cfg)
+        assert gathered.flatten().tolist() == list(members["cfg"])
 
 
-def visit(rank: int, world_size: int, layouts: list[Degrees]) -> list[tuple[int, ...]]:
+def visit(rank: int, world_size: int, several: list[Degrees]) -> list[tuple[int, ...]]:
     with pytest.MonkeyPatch.context() as patch:
         watched = Watched(patch)
-        parallels = ParallelGroupsCache(CollectiveTransport, GROUP_TIMEOUT)
-        first = {degrees: parallels.build(degrees) for degrees in layouts}
+        cache = ParallelGroupsCache(CollectiveTransport, GROUP_TIMEOUT)
+        first = {degrees: cache.build(degrees) for degrees in several}
         made = len(watched.asked)
-        for degrees in layouts:
-            parallel = parallels.build(degrees)
-            assert parallel is first[degrees]
-            use(parallel, degrees, rank)
+        for degrees in several:
+            groups = cache.build(degrees)
+            assert groups is first[degrees]
+            use(groups, degrees, rank)
         assert len(watched.asked) == made
         assert watched.timeouts == {GROUP_TIMEOUT}
-        parallels.close()
+        cache.close()
         assert not watched.members
         return watched.asked
 
 
-@pytest.mark.parametrize(("world_size", "layouts"), [(4, [ALL, PAIR, CFG]), (2, [PAIR, ONE]), (4, TOUR)], ids=["three", "pair", "tour"])
-def test_idle_ranks_stay_in_step(world_size: int, layouts: list[Degrees]) -> None:
-    asked = run_ranks(world_size, visit, layouts, timeout=FOUND_S)
+@pytest.mark.parametrize(("world_size", "several"), [(4, [ALL, PAIR, CFG]), (2, [PAIR, ONE]), (4, TOUR)], ids=["three", "pair", "tour"])
+def test_idle_ranks_stay_in_step(world_size: int, several: list[Degrees]) -> None:
+    asked = run_ranks(world_size, visit, several, timeout=FOUND_S)
     assert all(other == asked[0] for other in asked)
     assert len(set(asked[0])) == len(asked[0])
 
 
 def used_as_they_come(rank: int, world_size: int) -> None:
     # no rank waits for another before it must: idle ones are ahead
-    parallels = ParallelGroupsCache(CollectiveTransport, GROUP_TIMEOUT)
+    cache = ParallelGroupsCache(CollectiveTransport, GROUP_TIMEOUT)
     for degrees in [*reversed(FIVE), CFG, *FIVE]:
-        use(parallels.build(degrees), degrees, rank)
-    parallels.close()
+        use(cache.build(degrees), degrees, rank)
+    cache.close()
 
 
-def test_layouts_in_use_before_the_next_is_made() -> None:
+def test_degrees_in_use_before_the_next_is_made() -> None:
     run_ranks(4, used_as_they_come, timeout=FOUND_S)
 
 
 def closed_and_rebuilt(rank: int, world_size: int) -> None:
-    for layouts in ([PAIR, ONE], [PAIR], [ONE, PAIR]):
-        parallels = ParallelGroupsCache(CollectiveTransport, GROUP_TIMEOUT)
+    for several in ([PAIR, ONE], [PAIR], [ONE, PAIR]):
+        cache = ParallelGroupsCache(CollectiveTransport, GROUP_TIMEOUT)
         for _ in range(2):
-            for degrees in layouts:
-                use(parallels.build(degrees), degrees, rank)
-            parallels.close()
+            for degrees in several:
+                use(cache.build(degrees), degrees, rank)
+            cache.close()
 
 
 def test_groups_are_made_anew_after_close() -> None:
     run_ranks(2, closed_and_rebuilt, timeout=FOUND_S)
 
 
-def one_misses_a_layout(rank: int, world_size: int) -> None:
-    """A rank that is idle in a layout fails before it hears of it; the others make it and finish."""
-    parallels = ParallelGroupsCache(CollectiveTransport, GROUP_TIMEOUT)
+def one_misses_groups(rank: int, world_size: int) -> None:
+    """A rank that is idle for some degrees fails before it hears of it; the others make their groups and finish."""
+    cache = ParallelGroupsCache(CollectiveTransport, GROUP_TIMEOUT)
     for missed in ([PAIR], [ONE, PAIR]):
-        use(parallels.build(ALL), ALL, rank)
+        use(cache.build(ALL), ALL, rank)
         if rank != 3:
             for degrees in missed:
-                use(parallels.build(degrees), degrees, rank)
-        parallels.renew()
+                use(cache.build(degrees), degrees, rank)
+        cache.renew()
     for degrees in FIVE:
-        use(parallels.build(degrees), degrees, rank)
-    parallels.close()
+        use(cache.build(degrees), degrees, rank)
+    cache.close()
 
 
-def test_a_rank_that_missed_a_layout_is_brought_into_step() -> None:
-    run_ranks(4, one_misses_a_layout, timeout=FOUND_S)
+def test_a_rank_that_missed_groups_is_brought_into_step() -> None:
+    run_ranks(4, one_misses_groups, timeout=FOUND_S)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from campaign import within
 
 from sp_core.errors import SPError
 from sp_core.pool import console, launcher
@@ -60,7 +61,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_until(condition, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + within(seconds)
     while time.monotonic() < deadline:
         if condition():
             return True
@@ -247,9 +248,9 @@ def test_a_worker_that_dies_between_calls_is_noticed():
 
 
 def test_the_rank_that_keeps_the_others_waiting_is_named(monkeypatch):
-    monkeypatch.setenv("SP_TIMEOUT_S", "2")
+    monkeypatch.setenv("SP_TIMEOUT_S", "4")
     pool = make_pool("cpu:3")
-    with pytest.raises(WorkerTimeout, match="Rank 1 made no progress for 2 s while meeting") as failed:
+    with pytest.raises(WorkerTimeout, match="Rank 1 made no progress for 4 s while meeting") as failed:
         pool.call("enter_collective", 1, doing="meeting")
     log = Path(str(failed.value).rsplit(" ", 1)[1])
     assert "in handle" in log.read_text(), "the log does not say where the rank stood"
@@ -275,7 +276,7 @@ def test_the_end_does_not_wait_for_a_call():
 
     def step() -> None:
         try:
-            pool.call("stall", [0, 60])
+            pool.call("stall", [0, 600])
         except SPError as error:
             failed.append(error)
 
@@ -284,8 +285,8 @@ def test_the_end_does_not_wait_for_a_call():
     time.sleep(0.5)
     started = time.monotonic()
     pool.shutdown()
-    assert time.monotonic() - started < 10
-    thread.join(10)
+    assert time.monotonic() - started < within(10)
+    thread.join(within(10))
     assert failed and not pool.workers.directory.exists()
 
 
@@ -338,7 +339,7 @@ def test_a_failure_inside_a_collective_ends_the_pool_within_seconds():
     started = time.monotonic()
     with pytest.raises(WorkerFailed, match="Rank 1 failed: told to fail on rank 1"):
         pool.call("fail", {"ranks": [1], "wait": True})
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < within(10)
     assert not pool.usable
     assert not pool.workers.directory.exists()
 
@@ -350,15 +351,15 @@ def test_a_killed_worker_is_named_and_nothing_is_left(rank):
     started = time.monotonic()
     with pytest.raises(WorkerDied, match=f"rank {rank} ended unexpectedly \\(signal 9"):
         pool.call("die", rank)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < within(10)
     assert not any(map(alive, pids))
     assert not directory.exists()
 
 
 def test_a_rank_that_stands_still_is_named(monkeypatch):
-    monkeypatch.setenv("SP_TIMEOUT_S", "1")
+    monkeypatch.setenv("SP_TIMEOUT_S", "4")  # the other rank has this long to answer
     pool = make_pool("cpu:2")
-    with pytest.raises(WorkerTimeout, match=r"Rank 1 made no progress for 1 s while stalling\..* raise SP_TIMEOUT_S"):
+    with pytest.raises(WorkerTimeout, match=r"Rank 1 made no progress for 4 s while stalling\..* raise SP_TIMEOUT_S"):
         pool.call("stall", [1, 60], doing="stalling")
     assert not pool.usable
 
@@ -378,11 +379,11 @@ def test_a_service_that_takes_too_long_to_make_names_the_start_limit(monkeypatch
     pool = Pool(parse_devices("cpu:2", "cpu", 0), ServiceSpec("echo_service:EchoService", {"start_seconds": [60, 0]}))
     pool.start()
     monkeypatch.setenv("SP_TIMEOUT_S", "1")
-    monkeypatch.setenv("SP_START_TIMEOUT_S", "4")
+    monkeypatch.setenv("SP_START_TIMEOUT_S", "8")  # in which the other rank starts
     started = time.monotonic()
-    with pytest.raises(WorkerTimeout, match=r"Rank 0 made no progress for 4 s while sum\..* raise SP_START_TIMEOUT_S\."):
+    with pytest.raises(WorkerTimeout, match=r"Rank 0 made no progress for 8 s while sum\..* raise SP_START_TIMEOUT_S\."):
         pool.call("sum", None)
-    assert time.monotonic() - started > 4
+    assert time.monotonic() - started > 8
 
 
 def test_workers_wait_for_each_other_as_long_as_the_start_may_take(monkeypatch):
@@ -395,8 +396,10 @@ def test_workers_wait_for_each_other_as_long_as_the_start_may_take(monkeypatch):
 
 
 def test_progress_resets_the_clock(monkeypatch, pool):
-    monkeypatch.setenv("SP_TIMEOUT_S", "1")
-    assert pool.call("blocks", {"blocks": 15, "seconds": 0.1}) == "finished"
+    monkeypatch.setenv("SP_TIMEOUT_S", "4")
+    started = time.monotonic()
+    assert pool.call("blocks", {"blocks": 50, "seconds": 0.1}) == "finished"
+    assert time.monotonic() - started > 4
 
 
 def test_two_pools_live_side_by_side(pool):

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from campaign import CAMPAIGN
+from campaign import CAMPAIGN, within
+from leftovers import alive, left, memory_files
 
 HERE = Path(__file__).parent
 ROUNDS = 20 if CAMPAIGN else 1
 #: in this time all is gone
-GONE_S = 5.0
+GONE_S = within(5.0)
 
 PARENT = """
 import os, sys, threading, time
@@ -35,37 +34,6 @@ word = sys.stdin.readline()
 if word == "exec\\n":
     os.execv(sys.executable, [sys.executable, "-c", "import time; print('replaced', flush=True); time.sleep(60)"])
 """
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def memory_files(processes: Iterable[int]) -> set[tuple[int, int]]:
-    """Memory files of pools that these processes hold."""
-    found = set()
-    for pid in processes:
-        try:
-            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-                if os.readlink(descriptor).startswith("/memfd:sp-"):
-                    file = descriptor.stat()
-                    found.add((file.st_dev, file.st_ino))
-        except OSError:
-            continue  # it has ended, or is another user's
-    return found
-
-
-def everybody() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def left(workers: list[int], files: set[tuple[int, int]], directory: Path) -> list[str]:
-    found = [f"worker {pid}" for pid in workers if alive(pid)]
-    found += [f"memory file {file}" for file in files & memory_files(everybody())]
-    return found + ([str(directory)] if directory.exists() else [])
 
 
 @pytest.mark.timeout(900)
@@ -99,10 +67,10 @@ def test_nothing_is_left_of_a_pool(how: str | signal.Signals, busy: bool) -> Non
             if how == "exec":
                 assert parent.stdout.readline() == "replaced\n"
             else:
-                parent.wait(30)
+                parent.wait(within(30))
             deadline = time.monotonic() + GONE_S
-            while left(workers, files, directory) and time.monotonic() < deadline:
+            while left(workers, files, [directory]) and time.monotonic() < deadline:
                 time.sleep(0.1)
-            assert left(workers, files, directory) == []
+            assert left(workers, files, [directory]) == []
             assert how != "exec" or parent.poll() is None, "the program that took the place has ended"
             parent.kill()

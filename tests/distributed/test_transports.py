@@ -1,6 +1,6 @@
 """What every transport does alike because the base class does it: counting, saying that its rank waits, refusing wrong arguments.
 
-All rows of the registry that move CPU tensors are driven, bare and staged through host memory.
+All rows of the registry that move CPU tensors are driven, bare and staged through main memory.
 """
 
 from __future__ import annotations

@@ -395,7 +395,7 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
     from sp_core.comm import CollectiveTransport
     from sp_core.host.worker.host_functions import host_functions
     from sp_core.host.worker.verify import digest
-    from sp_core.plans import Engine, plan_for, validate
+    from sp_core.plans import Engine, plan_named, validate
     from sp_core.plans.shape import model_shape
 
     groups = {size: dist.new_group(list(range(size))) for size in range(2, world_size + 1)}
@@ -414,24 +414,25 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
 
     @torch.inference_mode()
     def compared(family: str, name: str, size: int, layout: str) -> dict[str, Any]:
+        plan = plan_named(FAMILIES[family].class_name)
         if family not in models:
             models[family] = FAMILIES[family].build()
-            validate(plan_for(models[family]), models[family], "this ComfyUI")
+            validate(plan, models[family], "this ComfyUI")
         model, make = models[family], FAMILIES[family].forwards[name]
         stock = _forward(model, make())
         transport = CollectiveTransport(groups[size])
         inputs = make()
-        engine = Engine(plan_for(model), transport, layout=layout, inputs=inputs, host=host_functions())
-        with FAMILIES[family].patched(), engine.installed(model) as run:
+        engine = Engine(plan, transport, layout=layout, inputs=inputs, host=host_functions())
+        with FAMILIES[family].patched(), engine.installed(model) as state:
             out = _forward(model, inputs)
-            run.check()
+            state.check()
         errors = [relative_l2(mine, theirs) for mine, theirs in zip(out, stock, strict=True)]
-        shape = model_shape(plan_for(model), model)
+        shape = model_shape(plan, model)
         return {
             "errors": errors,
             "width": shape and shape.width,
             "bits": digest(out),
-            "layout": run.describe(),
+            "layout": state.describe(),
             "exchanges": transport.stats.exchanges,
             "alive": min(float(part.std()) for part in stock),
         }

@@ -25,12 +25,12 @@ Link = list[Any]
 
 @dataclass(frozen=True)
 class Node:
-    """A node in a graph; ``node[slot]`` is a wire from one of its outputs."""
+    """A node in a graph; ``node[index]`` is a wire from one of its outputs."""
 
     id: str
 
-    def __getitem__(self, slot: int) -> Link:
-        return [self.id, slot]
+    def __getitem__(self, index: int) -> Link:
+        return [self.id, index]
 
 
 class Graph:
@@ -116,8 +116,8 @@ class Comparison:
         return [relative(mine, theirs) for mine, theirs in zip(self.sp.parts, self.stock.parts, strict=True)]
 
     @property
-    def layout(self) -> str:
-        """The report's line about it."""
+    def decision(self) -> str:
+        """The report's line about how the work was split."""
         return self.sp.report.splitlines()[1]
 
     def check(self, devices: str, tolerance: float = TOLERANCE) -> None:
@@ -151,7 +151,7 @@ def compare(server: ComfyServer, case: Case, devices: str, check: bool = True, *
     prompt, saved = branches(case, devices, **requested)
     outputs = server.run(prompt)
     comparison = Comparison(*(read(outputs[node]) for node in saved))
-    print(f"\n{case.__name__} on {devices}: relative L2 {', '.join(f'{error:.2g}' for error in comparison.errors)}; {comparison.layout}")
+    print(f"\n{case.__name__} on {devices}: relative L2 {', '.join(f'{error:.2g}' for error in comparison.errors)}; {comparison.decision}")
     if check:
         comparison.check(devices)
     return comparison

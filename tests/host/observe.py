@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from campaign import CAMPAIGN
+from campaign import CAMPAIGN, within
 from host.graphs import Branch, Graph, Link, Result, latent, load, read, sample, text
+from leftovers import alive, left, memory_files
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
 
@@ -89,22 +90,36 @@ def pids(server: ComfyServer) -> list[int]:
     return [worker["pid"] for worker in workers(server) if worker["pid"]]
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    deadline = time.monotonic() + seconds
+    """Until the condition holds: ``seconds`` at most in a campaign, or, in a plain run, until it is taken to hang."""
+    started = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        assert time.monotonic() - started < within(seconds), f"not within {within(seconds):.0f} s: {what}"
         time.sleep(0.02)
     return found
 
 
+def holds_within(condition: Callable[[], Any], seconds: float) -> bool:
+    """Whether the condition holds before these seconds are over."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(condition())
+
+
 # -- leftovers ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def nothing_is_left(server: ComfyServer, temporary: Path) -> Iterator[None]:
+    """What the block does ends the workers; 5 s later no process, no memory file and no folder of theirs is there."""
+    old, files = pids(server), memory_files([server.process.pid])
+    folders = [temporary / name for name in private_directories(temporary)]
+    assert old and files and folders, "no pool runs"
+    yield
+    started = time.monotonic()
+    wait_for(lambda: not left(old, files, folders), 5, "all to go that the workers had")
+    print(f"\nall gone after {time.monotonic() - started:.1f} s")
 
 
 def private_directories(temporary: Path) -> list[str]:

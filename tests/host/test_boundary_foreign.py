@@ -5,6 +5,7 @@ Each kind of foreign node has a stand-in (``packs/sp_foreign_nodes``), in front 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,6 +91,8 @@ KINDS = [
     Kind("bypassed attention", "SPForeignAttentionBypassed", checkpoint="tiny_ltxav", sampled=ltx("1,128,3,4,4;1,8,13,16", cfg=1.0)),
     Kind("wrapped block", "SPForeignBlockWrapper", {"kind": "weaker", "block": 1}),
     Kind("values passed", "SPForeignBlockWrapper", {"kind": "values", "block": 1}, "tiny_ltxv", sampled=ltx("1,128,3,4,4", cfg=1.0)),
+    Kind("count kept", "SPForeignCounting", sampled=wan(cfg=1.0, steps=3)),
+    Kind("kept in options", "SPForeignKept", sampled=wan(cfg=1.0, steps=3)),
     Kind("swapped forward", "SPForeignForwardSwapped"),
     Kind("swapped blocks", "SPForeignBlocksSwapped", checkpoint="tiny_ltxv", sampled=ltx("1,128,3,4,4", cfg=1.0)),
     Kind("swapped attention", "SPForeignAttentionSwapped"),
@@ -131,22 +134,14 @@ def test_never_a_wrong_picture(server: ComfyServer, kind: Kind, side: str, devic
 
 
 #: what must work, where a refusal, however true, is not enough
-PROMISED = [
-    *((label, "before") for label in ("mixed heads", "told by the batch", "own attention", "frame score", "guided frame score")),
-    *((label, "before") for label in ("token score", "guided token score")),
-    *((label, "before") for label in ("feed-forward", "cross-attention", "block forward", "attention patch", "bypassed attention")),
-    *((label, "before") for label in ("wrapped block", "values passed", "object", "object with a closure")),
-    # an importable function, and instances of importable classes whose state is plain data
-    *((label, "behind") for label in ("mixed heads", "wrapped block", "values passed", "object")),
+_INSIDE = [
+    *("mixed heads", "told by the batch", "own attention", "frame score", "guided frame score", "token score", "guided token score"),
+    *("feed-forward", "cross-attention", "block forward", "attention patch", "bypassed attention"),
+    *("wrapped block", "values passed", "object", "object with a closure", "count kept", "kept in options"),
 ]
+PROMISED = [(label, side) for label in _INSIDE for side in ("before", "behind")]
 #: of these: why they do not work today
-_LATE = "Whatever is added behind SP Model Patch is refused, also what could travel to the workers."
-REFUSED: dict[tuple[str, str], str] = {
-    ("mixed heads", "behind"): _LATE,
-    ("wrapped block", "behind"): _LATE,
-    ("values passed", "behind"): _LATE,
-    ("object", "behind"): _LATE,
-}
+REFUSED: dict[tuple[str, str], str] = {}
 
 
 def promised() -> list[Any]:
@@ -167,10 +162,10 @@ def test_works(server: ComfyServer, kind: Kind, side: str, devices: str) -> None
 # -- classes --------------------------------------------------------------------------------
 
 
-def with_a_class(server: ComfyServer, name: str, side: str) -> Case:
+def with_a_class(server: ComfyServer, name: str, side: str, method: str = "forward_orig") -> Case:
     """A model whose class a pack made of the model's class; of a file of its own, as ComfyUI leaves the class in what branches share."""
     copy_checkpoint(server, name)
-    return (before if side == "before" else behind)("SPForeignClass", name)
+    return (before if side == "before" else behind)("SPForeignClass", name, method=method)
 
 
 def distance_from_stock(server: ComfyServer, case: Case) -> float:
@@ -191,9 +186,22 @@ def test_a_class_that_a_pack_made_is_never_a_wrong_picture(server: ComfyServer, 
     assert error <= TOLERANCE
 
 
-@today("A model whose class a pack made of a known one is refused.")
-def test_a_class_that_a_pack_made_works(server: ComfyServer) -> None:
-    assert distance_from_stock(server, with_a_class(server, "tiny_wan_class_works", "before")) <= TOLERANCE
+@pytest.mark.parametrize("method", ["", "forward_orig", "_forward", "forward"])
+def test_a_class_that_a_pack_made_works(server: ComfyServer, method: str) -> None:
+    """Where the class has code of its own in the forward, one device computes all of it, and the log names it."""
+    since, name = len(server.log()), f"tiny_wan_class_{method or 'alone'}"
+    case = with_a_class(server, name, "before", method)
+    mine = run_sp(server, case)
+    said = re.search(r"ForeignWanModel of sp_foreign_nodes.*one device computes all of it", server.log(since))
+    assert bool(said) == bool(method)
+    stock = Branch(Graph())
+    saved = stock.add("SPTestSaveLatent", samples=case(stock), name=f"{name}-stock")
+    assert relative(mine.parts[0], read(server.run(stock.graph.prompt)[saved.id]).parts[0]) <= TOLERANCE
+
+
+def test_a_class_of_torch_alone_in_the_place_of_the_models_own(server: ComfyServer) -> None:
+    copy_checkpoint(server, "tiny_wan_class_of_its_own")
+    assert distance_from_stock(server, before("SPForeignClassOfItsOwn", "tiny_wan_class_of_its_own")) <= TOLERANCE
 
 
 # -- guiders --------------------------------------------------------------------------------
@@ -219,13 +227,14 @@ def guided(kind: str, checkpoint: str = "tiny_wan_t2v") -> Case:
 
 @pytest.mark.parametrize("devices", DEVICE_COUNTS)
 @pytest.mark.parametrize(("kind", "checkpoint"), [("weaker", "tiny_wan_t2v"), ("values", "tiny_ltxv")])
-@today("A wrapper that a guider puts around a block is refused, and the sentence asks for SP Model Patch behind the guider.")
 def test_a_guider_that_wraps_blocks(server: ComfyServer, kind: str, checkpoint: str, devices: str) -> None:
     compare(server, guided(kind, checkpoint), devices)
 
 
 def test_a_guider_whose_wrapper_cannot_travel(server: ComfyServer) -> None:
-    check_sentence(refusal(server, guided("closure")), "SPForeignGuider")
+    sentence = refusal(server, guided("locked"))
+    check_sentence(sentence, "SPForeignGuider")
+    assert "it.lock is a lock" in sentence
 
 
 # -- compiled models ------------------------------------------------------------------------

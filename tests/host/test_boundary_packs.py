@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from campaign import CAMPAIGN
-from host.boundary import alone, before, named, on_wan, refusal, today, write_pack
+from host.boundary import alone, before, named, on_wan, refusal, write_pack
 from host.graphs import Branch, Link, compare, load, run_sp
-from host.observe import alive, count, pids, private_directories, wait_for
+from host.observe import alive, count, nothing_is_left, pids
 
-from sp_core.demo.comfy_server import ComfyServer, PromptFailed
+from sp_core.demo.comfy_server import ComfyServer
 
 DEVICES = "cpu:2"
 
@@ -143,28 +143,38 @@ def test_a_plain_graph_after_all_of_these(own: ComfyServer) -> None:
     compare(own, named("plain", lambda branch: on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=91)), DEVICES)
 
 
-@pytest.mark.campaign  # the workers are started three times for this today
-@today("There is one pool, which is ended and started anew for each of the two device lists, in every prompt.")
-def test_two_device_lists_keep_their_pools_or_are_refused(own: ComfyServer) -> None:
-    """CPU workers are processes, so lists of them may share a machine; a sentence that names both lists would do as well."""
+def one_stage(branch: Branch) -> Link:
+    return on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=93)
 
-    def two_stages(branch: Branch) -> Link:
-        first = on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=92)
-        branch.devices = branch.devices and "cpu:3"
-        model = branch.patch(load(branch, "tiny_wan_t2v_low"))
-        return branch.add("LatentAdd", samples1=first, samples2=on_wan(branch, model, seed=92))[0]
 
-    run_sp(own, named("one_list", lambda branch: on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=93)), DEVICES)
-    workers = pids(own)
-    try:
-        comparison = compare(own, two_stages, DEVICES, check=False)
-    except PromptFailed as error:
-        sentence = str(error)
-    else:
-        sentence = ""
+def two_stages(branch: Branch, seed: int) -> Link:
+    """The second on another list. Workers on the CPU share it, as any processes do, so lists of them never need the same device."""
+    first = on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=seed)
+    branch.devices = branch.devices and "cpu:3"
+    model = branch.patch(load(branch, "tiny_wan_t2v_low"))
+    return branch.add("LatentAdd", samples1=first, samples2=on_wan(branch, model, seed=seed))[0]
+
+
+def test_two_device_lists_keep_a_pool_each(own: ComfyServer) -> None:
+    run_sp(own, one_stage, DEVICES)
+    first, seen = pids(own), []
+    for seed in (92, 94):
+        comparison = compare(own, named(f"two_lists_{seed}", lambda branch, seed=seed: two_stages(branch, seed)), DEVICES, check=False)
         assert max(comparison.errors) <= 2e-5, comparison.errors
-        assert all(map(alive, workers)), "the workers of the first list were ended for those of the second"
-    assert not sentence or ("cpu:2" in sentence and "cpu:3" in sentence), sentence
+        seen.append(pids(own))
+    assert len(first) == 2 and set(first) < set(seen[0]), "the first list's workers were ended for the second's"
+    assert len(seen[0]) == 5 and seen[0] == seen[1], "the next prompt started other workers"
+
+
+@pytest.mark.campaign
+def test_a_device_list_that_was_changed_ends_the_pools_of_the_former_ones(own: ComfyServer) -> None:
+    """ComfyUI still holds the MODELs of both."""
+    compare(own, named("two_lists", lambda branch: two_stages(branch, 95)), DEVICES, check=False)
+    both = pids(own)
+    compare(own, one_stage, "cpu:4")
+    assert len(both) == 5 and len(pids(own)) == 4 and not any(map(alive, both))
+    compare(own, named("back", one_stage), DEVICES)
+    assert len(pids(own)) == 2
 
 
 @pytest.mark.timeout(3600 if CAMPAIGN else 600)
@@ -178,13 +188,11 @@ def restart(own: ComfyServer, temporary: Path, seed: int) -> None:
         return on_wan(branch, branch.patch(load(branch, "tiny_wan_t2v")), seed=seed)
 
     run_sp(own, named(f"before_restart_{seed}", video), DEVICES)
-    old, folders = pids(own), private_directories(temporary)
-    assert len(old) == 2 and len(folders) == 1
+    old = pids(own)
+    assert len(old) == 2
     try:
-        with contextlib.suppress(OSError):
+        with nothing_is_left(own, temporary), contextlib.suppress(OSError):
             own.get("/sp_foreign/restart")
-        wait_for(lambda: not any(map(alive, old)), 5, "the workers to end with the program that was replaced")
-        wait_for(lambda: not private_directories(temporary), 5, "their folder to go")
         own.wait_until_up()
         compare(own, named(f"behind_restart_{seed}", video), DEVICES)
         assert len(pids(own)) == 2

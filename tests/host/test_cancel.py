@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from campaign import parameters
+from campaign import parameters, within
 from host.observe import count, dice, pids, run, status, video, wait_for, workers
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
 
-#: 1 s on an idle machine; a busy one is given room
-BOUND_S = 5.0
+#: 1 s on an idle machine
+BOUND_S = within(5.0)
 #: long enough that a prompt never ends before it is cancelled
 LONG = {"shape": "1,16,5,20,28", "steps": 60}
 
@@ -27,6 +27,14 @@ LONG = {"shape": "1,16,5,20,28", "steps": 60}
 def own(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
     with ComfyServer(comfyui, base, "--cpu") as server:
         yield server
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Path]:
+    """What waits for this file lasts until the test makes it, however fast the machine is."""
+    path = tmp_path / "open"
+    yield path
+    path.touch()
 
 
 def cancel(server: ComfyServer, prompt_id: str) -> float:
@@ -57,40 +65,45 @@ def test_cancel_at_random_moments_of_sampling(own: ComfyServer, devices: str) ->
     assert max(times) < BOUND_S
 
 
-def test_cancel_does_not_wait_for_a_slow_loader(own: ComfyServer) -> None:
+def test_cancel_does_not_wait_for_a_slow_loader(own: ComfyServer, gate: Path) -> None:
     run(own, *video("cpu:2"))
     before = pids(own)
+    too_long = 90.0
 
     def slow(branch: Any, model: Any) -> Any:
-        for _ in range(3):
-            model = branch.add("SPTestSlowInWorkers", model=model, seconds=8.0)[0]
+        model = branch.add("SPTestSlowInWorkers", model=model, seconds=0.1, until=str(gate))[0]
+        for _ in range(2):
+            model = branch.add("SPTestSlowInWorkers", model=model, seconds=too_long / 2)[0]
         return model
 
     prompt_id = own.queue(video("cpu:2", change=slow, seed=11)[0])
     wait_for(lambda: any(worker["phase"] == "running the graph" for worker in workers(own)), 60, "the replay to begin")
-    assert cancel(own, prompt_id) < BOUND_S
+    # the gate is shut: a cancel that waited for the loader would not come back
+    print(f"\ncancel in a loader: {cancel(own, prompt_id):.2f} s")
     # the workers end the node that they are in, and none behind it
     started = time.monotonic()
+    gate.touch()
     expected = run(own, *video(None, seed=12)).parts[0]
     torch.testing.assert_close(run(own, *video("cpu:2", seed=12)).parts[0], expected, rtol=0, atol=2e-4)
-    assert time.monotonic() - started < 20, "the replay went on to its end"
+    assert time.monotonic() - started < too_long, "the replay went on to its end"
     assert pids(own) == before
 
 
-def test_cancel_in_a_long_block_of_a_model_that_is_not_kept(own: ComfyServer) -> None:
+def test_cancel_in_a_long_block_of_a_model_that_is_not_kept(own: ComfyServer, gate: Path) -> None:
     """The weights leave when the block is over, and nobody waits for that."""
 
     def slow(branch: Any, model: Any) -> Any:
-        return branch.add("SPTestFault", model=model, rank=0, call=3, kind="slow")[0]
+        return branch.add("SPTestFault", model=model, rank=0, call=3, kind=f"until {gate}")[0]
 
     run(own, *video("cpu:2"))
     prompt_id = own.queue(video("cpu:2", change=slow, keep_loaded="never", seed=41)[0])
     wait_for(lambda: any(worker["phase"] == "computing" for worker in workers(own)), 60, "the step to begin")
     time.sleep(1.0)
-    began = time.monotonic()
-    assert cancel(own, prompt_id) < 3.0, "the cancel waited for the block"
+    # the gate is shut: a cancel that waited for the block would not come back
+    print(f"\ncancel in a long block: {cancel(own, prompt_id):.2f} s")
     held = lambda: [worker["weight_bytes"] for worker in workers(own)]  # noqa: E731
-    assert min(held()) > 0 or time.monotonic() - began > 3, "the block was no long one"
+    assert min(held()) > 0, "the weights left in the middle of a block"
+    gate.touch()
     wait_for(lambda: held() == [0, 0], 20, "the weights to leave")
 
 
@@ -127,7 +140,8 @@ def test_the_status_answers_at_all_times(own: ComfyServer) -> None:
     finally:
         done.set()
         asking.join()
+    print(f"\nslowest answer {slowest:.2f} s")
     assert {"starting", "ready", "computing"} <= states
     assert slowest < BOUND_S
     model = status(own)["models"][0]
-    assert model["forwards"] and model["last_steps_s"] and model["on_devices"]
+    assert model["forwards"] and model["last_forwards_s"] and model["on_devices"]

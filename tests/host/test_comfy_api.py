@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from campaign import parameters
-from host.comfy_api_probes import PROBES
+from host.probes import PROBES
 
 from sp_core.host_path import find_comfyui
 

@@ -1,4 +1,4 @@
-"""Every layout on every device count against the stock sampler: Ulysses, ring, their product, CFG halves of each, flat and tiles."""
+"""All parallel degrees and layouts against the stock sampler: Ulysses, ring, their product, each in CFG halves, flat and in tiles."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def ltxav(branch: Branch) -> Link:
     return sample(branch, branch.patch(load(branch, "tiny_ltxav")), text(branch, 96), latent(branch, "1,128,3,5,11;1,8,9,16"))
 
 
-def layouts(count: int) -> dict[str, dict[str, Any]]:
-    """Inputs of SP Model Patch for every layout of ``count`` devices."""
+def requests(count: int) -> dict[str, dict[str, Any]]:
+    """Inputs of SP Model Patch that ask for each way to use ``count`` devices."""
     found: dict[str, dict[str, Any]] = {
         "automatic": {},
         "Ulysses": {"cfg_split": 1, "ring": 1},
@@ -54,16 +54,16 @@ def layouts(count: int) -> dict[str, dict[str, Any]]:
 
 
 def expected_words(count: int, requested: dict[str, Any]) -> str:
-    """How the report names a layout that is pinned; "" for one that is not."""
+    """How the report names what was requested; "" where nothing was."""
     if not requested:
         return ""
-    dp, ring = requested["cfg_split"], requested["ring"]
-    words = f"{count} devices: {Degrees(dp, ring, count // dp // ring).describe()}, "
+    cfg, ring = requested["cfg_split"], requested["ring"]
+    words = f"{count} devices: {Degrees(cfg, ring, count // cfg // ring).describe()}, "
     return words + requested.get("layout", "")
 
 
 def every_case(count: int) -> list[Any]:
-    return [(count, case, name) for case in (wan, wan_per_frame, ltxav) for name in layouts(count)]
+    return [(count, case, name) for case in (wan, wan_per_frame, ltxav) for name in requests(count)]
 
 
 # starting five, six and eight workers takes minutes on two cores
@@ -75,15 +75,15 @@ MORE = [(case, pytest.mark.campaign) for count in (5, 6, 8) for case in every_ca
     ("count", "case", "name"),
     [pytest.param(*case, id=f"cpu:{case[0]}-{case[1].__name__}-{case[2]}", marks=marks) for case, marks in (*CASES, *MORE)],
 )
-def test_every_layout_gives_the_stock_picture(server: ComfyServer, count: int, case: Case, name: str) -> None:
-    requested = layouts(count)[name]
+def test_every_request_gives_the_stock_picture(server: ComfyServer, count: int, case: Case, name: str) -> None:
+    requested = requests(count)[name]
     made = compare(server, case, f"cpu:{count}", **requested)
     assert [part.shape for part in made.sp.parts] == [part.shape for part in made.stock.parts], "the size depends on the devices"
     assert expected_words(count, requested) in made.sp.report, made.sp.report
 
 
 def test_a_second_stage_without_guidance_uses_all_devices_for_the_sequence(server):
-    """Two samplers behind one SP Model Patch, CFG above 1 and then 1: the layout changes from run to run."""
+    """Two samplers behind one SP Model Patch, CFG above 1 and then 1: the degrees change from run to run."""
 
     def two_stages(branch: Branch) -> Link:
         model = branch.patch(load(branch, "tiny_wan_t2v"))
@@ -109,7 +109,7 @@ def test_a_second_stage_without_guidance_uses_all_devices_for_the_sequence(serve
     ("requested", "message"),
     [({"ring": 3}, "ring 3 cannot be laid over 4 devices. Nearest possible: "), ({"cfg_split": 2, "ulysses": 3}, "cannot be laid over 4")],
 )
-def test_impossible_pins_are_refused_when_the_prompt_is_validated(server, requested, message):
+def test_impossible_requests_are_refused_when_the_prompt_is_validated(server, requested, message):
     from sp_core.demo.comfy_server import PromptFailed
 
     graph = Graph()

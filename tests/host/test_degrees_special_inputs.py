@@ -1,4 +1,4 @@
-"""The cases of Wan and LTX that other layouts could get wrong: masks, guides and extra tokens in tiles, rings and CFG halves."""
+"""Cases of Wan and LTX that other layouts and degrees could get wrong: masks, guides and extra tokens in tiles, rings, CFG halves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LTX_VIDEO = ltx.guides("tiny_ltxv", "masked", ltx.MASKED)
 LTX_SMALL = ltx.guides("tiny_ltx23", "small", ltx.SMALL, audio=True, video=ltx.HALVABLE)
 
 #: inputs of SP Model Patch, what the report says then, and cases
-LAYOUTS: dict[str, tuple[dict[str, Any], str, list[Case]]] = {
+REQUESTS: dict[str, tuple[dict[str, Any], str, list[Case]]] = {
     "auto": ({}, "4 devices", [wan.two_videos_of_odd_size, WAN_FRAMES, LTX_MASK, LTX_GUIDES, LTX_STG, LTX_VIDEO]),
     "tiles": (
         {"layout": "tiles", "cfg_split": 1},
@@ -37,7 +37,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, list[Case]]] = {
 def cases() -> list[Any]:
     return [
         pytest.param(requested, words, case, id=f"{name}-{case.__name__}")
-        for name, (requested, words, chosen) in LAYOUTS.items()
+        for name, (requested, words, chosen) in REQUESTS.items()
         for case in chosen
     ]
 
@@ -45,7 +45,7 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize(("requested", "words", "case"), cases())
 def test_same_as_stock(server: ComfyServer, requested: dict[str, Any], words: str, case: Case, require: Callable[[Case], None]) -> None:
     require(case)
-    assert words in compare(server, case, DEVICES, **requested).layout
+    assert words in compare(server, case, DEVICES, **requested).decision
 
 
 def test_tokens_that_are_no_grid(server: ComfyServer, require: Callable[[Case], None]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from campaign import CAMPAIGN, within
 from host.graphs import Branch, Link, read
 from host.observe import (
     alive,
@@ -21,6 +22,7 @@ from host.observe import (
     count,
     dice,
     failure,
+    nothing_is_left,
     open_things,
     pids,
     private_directories,
@@ -36,9 +38,8 @@ from sp_core.demo.comfy_server import ComfyServer, PromptFailed
 #: many of these tests start workers anew
 WORLD_SIZE = count(2, 3)
 DEVICES, LAST = f"cpu:{WORLD_SIZE}", WORLD_SIZE - 1
-#: what a person waits for without complaint; a busy machine adds its own
-ERROR_S = 10.0
-SLACK_S = 5.0
+#: what a person waits for without complaint, and some room
+ERROR_S = within(15.0)
 TIMEOUT_S = 10
 
 
@@ -92,7 +93,7 @@ def test_one_rank_fails(own: ComfyServer, expected: torch.Tensor, temporary: Pat
     print(f"\n{kind}: {seconds:.1f} s: {text}")
     assert re.search(sentence, text), text
     assert "\n" not in text.strip()
-    assert seconds < ERROR_S + SLACK_S + (TIMEOUT_S if kind == "hang" else 0)
+    assert seconds < ERROR_S + (TIMEOUT_S if kind == "hang" else 0)
     if kind in ("device lost", "exit", "hang"):
         nothing_left(own, temporary, before)
     trace = own.log() + "".join(path.read_text() for path in temporary.glob("comfyui-sp-rank*.log"))
@@ -164,7 +165,7 @@ def test_a_rank_is_killed_at_a_random_moment(own: ComfyServer, expected: torch.T
                 times.append(time.monotonic() - started)
                 told = f", error after {times[-1]:.1f} s"
                 assert f"worker of rank {rank} ended unexpectedly (signal 9" in text, text
-                assert times[-1] < ERROR_S + SLACK_S, f"{moment}: the error took {times[-1]:.1f} s"
+                assert times[-1] < ERROR_S, f"{moment}: the error took {times[-1]:.1f} s"
             else:
                 assert moment in ("start-up", "load"), f"{moment}: rank {rank} was killed and the prompt did not fail"
         elif prompt_id:
@@ -213,13 +214,9 @@ def leave(server: ComfyServer, directory: Path, how: signal.Signals) -> None:
     """In the middle of a step."""
     server.queue(video("cpu:2", shape="1,16,5,20,28", steps=60)[0])
     wait_for(_phase(server, "computing"), 120, "the first step")
-    left = pids(server)
-    server.process.send_signal(how)
-    started = time.monotonic()
-    wait_for(lambda: not any(map(alive, left)), 5 + SLACK_S, "the workers to leave with their host")
-    server.process.wait(20)
-    print(f"\nworkers gone {time.monotonic() - started:.1f} s after their host")
-    wait_for(lambda: not private_directories(directory), 5, "the private directory to go")
+    with nothing_is_left(server, directory):
+        server.process.send_signal(how)
+    server.process.wait(within(20))
 
 
 def test_workers_leave_with_their_host_that_is_killed(
@@ -239,6 +236,14 @@ def test_workers_leave_with_their_host_whatever_ends_it(comfyui: Path, base: Pat
     for _ in range(count(1, 20)):
         with ComfyServer(comfyui, base, "--cpu", environment={"TMPDIR": str(tmp_path)}) as server:
             leave(server, tmp_path, how)
+
+
+@pytest.mark.timeout(3600 if CAMPAIGN else 600)
+def test_nothing_is_left_of_workers_that_are_released(own: ComfyServer, temporary: Path, expected: torch.Tensor) -> None:
+    for _ in range(count(1, 20)):
+        works(own, expected)
+        with nothing_is_left(own, temporary):
+            own.run({"1": {"class_type": "SPRelease", "inputs": {"what": "workers"}}})
 
 
 # -- small disks ------------------------------------------------------------------------------

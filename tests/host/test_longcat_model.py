@@ -190,7 +190,7 @@ def test_cache_is_found_by_content(model: Any) -> None:
         **{**given, "x": given["x"][1:], "context": given["context"][1:], "timestep": given["timestep"][1:]}, transformer_options=options
     )
     other = {**given, "x": given["x"].clone()}
-    other["x"][1, :, 0] += 1  # another first frame in the second item: a slot of its own
+    other["x"][1, :, 0] += 1  # another first frame in the second item: a cache entry of its own
     model(**other, transformer_options=options)
     again = model(**other, transformer_options=options)
     hook.remove()

@@ -56,11 +56,11 @@ def test_conditioned_keys_travel_once_and_cached_ones_not_at_all(ranks: list[dic
 
 
 def test_cache_holds_own_heads_of_all_conditioning_tokens(ranks: list[dict[str, Any]]) -> None:
-    """One slot for two equal batch items; 2 frames of 6 x 8 tokens, the rank's share of 4 heads of 32."""
+    """One cache entry for two equal batch items; 2 frames of 6 x 8 tokens, the rank's share of 4 heads of 32."""
     held = 0
     for seen in ranks:
-        slots, (_, tokens, width) = seen["cache"]
-        assert slots == 1
+        entries, (_, tokens, width) = seen["cache"]
+        assert entries == 1
         assert tokens in (0, 2 * 6 * 8)  # more ranks than heads: some have none
         held += width
     assert held == 4 * 32

@@ -217,4 +217,4 @@ def on_devices() -> list[Any]:
 def test_same_as_stock(server: ComfyServer, devices: str, case: Case, require: Callable[[Case], None]) -> None:
     require(case)
     comparison = compare(server, case, devices, cfg_split=1)
-    assert "CFG" not in comparison.layout
+    assert "CFG" not in comparison.decision

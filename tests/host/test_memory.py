@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ import pytest
 import torch
 from campaign import parameters
 from host.graphs import Branch, Graph, Link, latent, load, read, sample, text
-from host.observe import alive, count, pids, run, status, video, wait_for, workers
+from host.observe import alive, count, holds_within, pids, run, status, video, wait_for, workers
 
 from sp_core.demo.comfy_server import ComfyServer
 
@@ -38,8 +37,7 @@ def press_unload(server: ComfyServer, body: dict[str, bool] | None = None) -> No
     """The unload button, until it is heard: the host sleeps through a press that falls just before it begins to wait."""
     for _ in range(5):
         server.post("/free", body or {"unload_models": True})
-        with contextlib.suppress(AssertionError):
-            wait_for(lambda: held(server) == [0, 0], 4, "")
+        if holds_within(lambda: held(server) == [0, 0], 4):
             return
     raise AssertionError(f"the workers hold {held(server)} bytes after the unload button")
 

@@ -95,6 +95,11 @@ WORK: list[Case] = [
     before("SPTestBlockPatch"),
     before("SPTestAttentionPatch", place="attn1_patch"),
     before("SkipLayerGuidanceDiT", double_layers="0, 2", single_layers="", **SLG),
+    *(behind(node) for node in ("SPTestAttentionOverride", "SPTestCrossAttentionGuidance", "SPTestResiduals", "SPTestBlockPatch")),
+    behind("SPTestEscape", target="blocks.1.self_attn"),
+    behind("SPTestSetOption", option="patches"),
+    behind("SPTestSetOption", option="attention"),
+    *(side("SPTestPatchWhileSampling") for side in (before, behind)),
     behind("SkipLayerGuidanceDiT", double_layers="1", single_layers="", **SLG),
     hunyuan("SkipLayerGuidanceDiT_joint", "SkipLayerGuidanceDiT", first=False, double_layers="0", single_layers="1", **SLG),
     NAG,
@@ -148,7 +153,7 @@ def test_guidance_that_compares_conditionings_keeps_them_together(server: ComfyS
     """Two devices would else take one conditioning each, and the guidance would find nothing to compare."""
     require(NAG)
     comparison = compare(server, NAG, DEVICES)
-    assert "CFG" not in comparison.layout
+    assert "CFG" not in comparison.decision
     weaker = hunyuan("weaker", "NAGuidance", first=True, nag_scale=1.0, nag_alpha=0.4, nag_tau=1.5)
     assert (run_sp(server, weaker).parts[0] - comparison.sp.parts[0]).abs().max() > 1e-3, "the guidance did nothing"
 
@@ -156,7 +161,7 @@ def test_guidance_that_compares_conditionings_keeps_them_together(server: ComfyS
 @pytest.mark.parametrize("node", ["EasyCache", "LazyCache"])
 @pytest.mark.parametrize("side", [before, behind])
 def test_steps_are_skipped_once_for_all(server: ComfyServer, node: str, side: Callable[..., Case], require: Callable[[Case], None]) -> None:
-    """The decision falls in the UI process, so the workers are not asked at all for a step that is left out."""
+    """The decision falls in ComfyUI's process, so the workers are not asked at all for a step that is left out."""
     case = side(node, steps=8, **CACHE)
     require(case)
     comparison = compare(server, case, DEVICES, cfg_split=1)
@@ -169,7 +174,7 @@ REFUSED = [
     (behind("SPTestForwardReplaced", while_sampling=False), ["diffusion_model.forward_orig", "SPTestForwardReplaced"]),
     (before("SPTestForwardReplaced", while_sampling=True), ["forward_orig was replaced while sampling", "SPTestForwardReplaced"]),
     (behind("SPTestForwardReplaced", while_sampling=True), ["forward_orig was replaced while sampling", "SPTestForwardReplaced"]),
-    (behind("SPTestPatchWhileSampling"), ["while sampling", "SPTestPatchWhileSampling"]),
+    *((side("SPTestPatchWhileSampling", locked=True), ["while sampling", "SPTestPatchWhileSampling"]) for side in (before, behind)),
 ]
 
 

@@ -1,4 +1,4 @@
-"""How the interpreter of a worker is started: flags, module path, threads."""
+"""How the interpreter of a worker is started: flags, module path, threads, and an interpreter that is gone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from sp_core.errors import SPError
+from sp_core.pool.devices import WorkerDevice
+from sp_core.pool.launcher import ServiceSpec, Workers
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOTSTRAP = ROOT / "sp_core" / "pool" / "bootstrap.py"
@@ -37,3 +41,17 @@ def test_a_worker_finds_what_its_interpreter_finds_and_not_its_own_folder(flags:
     )
     ended = subprocess.run([sys.executable, *flags, str(BOOTSTRAP), str(config), "0"], capture_output=True, text=True)
     assert ended.returncode == 7, ended.stderr
+
+
+def test_an_interpreter_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers([WorkerDevice("cpu", 0), WorkerDevice("cpu", 1)], ServiceSpec("sp_core.host.worker.service:HostService"))
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    try:
+        workers.start(shared_state="", requests="", replies=[], start_timeout_s=1)
+    except SPError as error:
+        sentence = str(error)
+    finally:
+        workers.stop(0)
+        workers.remove_directory()
+    assert "/nonexistent/python" in sentence
+    assert "disk space" not in sentence and "cannot be written" not in sentence, sentence

@@ -129,7 +129,7 @@ def test_what_may_not_idle_or_ring_does_not() -> None:
     assert decider(SLOW, torch.device("cpu")).choice(loaded(), call()).degrees.ranks == 4, "CPU workers all work"
     joint = SequencePlan("AudioVideoDiT", "a plan of this test", REFERENCE.blocks, (), after_run="forget")
     assert decider(SLOW).choice(loaded(joint), call()).degrees.ranks == 4, "a model that keeps something is always split alike"
-    assert decider().choice(loaded(joint), call(conditionings=2)).degrees.dp == 1
+    assert decider().choice(loaded(joint), call(conditionings=2)).degrees.cfg == 1
     few_heads = loaded(heads=2)
     few_heads.patcher.model_options["transformer_options"] = {"optimized_attention_override": print}
     assert decider().choice(few_heads, call()).degrees == Degrees(1, 1, 4), "another pack's attention gives no log-sum-exp"

@@ -51,7 +51,7 @@ def test_which_worker_is_on_a_device(worker: WorkerDevice, device: str, same: bo
 def test_the_headroom_is_the_same_before_and_behind_the_first_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = (WorkerDevice("cuda", 1), WorkerDevice("cuda", 0))
     running: Any = None
-    session: Any = SimpleNamespace(running_pool=lambda: running)
+    session: Any = SimpleNamespace(running_pool=lambda model: running)
     model = RemoteModel(session, SimpleNamespace(key="key"), devices, plan_named("WanModel"), 14 * GB)  # type: ignore[arg-type]
     buffer = SharedBuffer.create(tmp_path, "shared_state", SharedState.nbytes(2))
     pool = SimpleNamespace(devices=devices, shared_state=SharedState(buffer, 2))
@@ -70,19 +70,19 @@ def test_the_headroom_is_the_same_before_and_behind_the_first_forward(tmp_path: 
     worker(0, 14, 9)  # on cuda:1, which is not asked about
     assert headroom(22) == 8
     worker(1, 14, 5)
-    model.run.steps.append(1.0)
+    model.stats.forward_s.append(1.0)
     assert headroom(3) == 8
     # weights that the host does not let in are not to come: 9 of 14 GB here, and 2 GB for another model are there already
-    model.run.steps.clear()
+    model.stats.forward_s.clear()
     model.allowance = 9.0 * GB
     worker(1, 2, 0)
     assert headroom(10) == 3
-    model.run.steps.append(1.0)
+    model.stats.forward_s.append(1.0)
     worker(1, 9, 1)
     assert headroom(2) == 3
     # under dynamic VRAM weights make way
     dynamic = True
-    model.run.steps.clear()
+    model.stats.forward_s.clear()
     worker(1, 0, 0)
     assert headroom(22) == 22
     assert headroom(22, "cpu") == headroom(22, "cuda:2") == 22

@@ -1,4 +1,4 @@
-"""LongCat-Video without a host: key layouts, LoRA files, schedules, guidance."""
+"""LongCat-Video without ComfyUI: names of keys, LoRA files, schedules, guidance."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def official() -> dict[str, Tensor]:
 
 
 def rekeyed(official: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same model in the other layout: Wan's names, projections apart."""
+    """The same model under the other names: Wan's, projections apart."""
     out = {}
     for key, value in official.items():
         module, _, kind = key.rpartition(".")
@@ -34,7 +34,7 @@ def rekeyed(official: dict[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def test_both_layouts_are_recognised(official: dict[str, Tensor]) -> None:
+def test_both_sets_of_names_are_recognised(official: dict[str, Tensor]) -> None:
     config = detect(official)
     assert config == {
         "image_model": "longcat_video",

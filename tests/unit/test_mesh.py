@@ -18,13 +18,13 @@ def test_two_axes_are_the_references(name: str) -> None:
     for vector in VECTORS["mesh"][name]:
         members = axis_members((world_size // cp, 1, cp), vector["rank"])
         assert members["sp"] == members["ulysses"] == tuple(vector["cp_ranks"])
-        assert members["dp"] == tuple(vector["dp_ranks"])
+        assert members["cfg"] == tuple(vector["dp_ranks"])
         assert members["sp"].index(vector["rank"]) == vector["cp_rank"]
-        assert members["dp"].index(vector["rank"]) == vector["dp_rank"]
+        assert members["cfg"].index(vector["rank"]) == vector["dp_rank"]
 
 
 @pytest.mark.parametrize(
-    ("shape", "rank", "dp", "ring", "ulysses", "sp"),
+    ("shape", "rank", "cfg", "ring", "ulysses", "sp"),
     [
         ((1, 1, 1), 0, (0,), (0,), (0,), (0,)),
         ((2, 2, 2), 5, (1, 5), (5, 7), (4, 5), (4, 5, 6, 7)),
@@ -32,8 +32,8 @@ def test_two_axes_are_the_references(name: str) -> None:
         ((1, 2, 4), 6, (6,), (2, 6), (4, 5, 6, 7), tuple(range(8))),
     ],
 )
-def test_three_axes(shape: tuple[int, int, int], rank: int, dp: tuple, ring: tuple, ulysses: tuple, sp: tuple) -> None:
-    assert axis_members(shape, rank) == {"dp": dp, "ring": ring, "ulysses": ulysses, "sp": sp}
+def test_three_axes(shape: tuple[int, int, int], rank: int, cfg: tuple, ring: tuple, ulysses: tuple, sp: tuple) -> None:
+    assert axis_members(shape, rank) == {"cfg": cfg, "ring": ring, "ulysses": ulysses, "sp": sp}
 
 
 @pytest.mark.parametrize(
@@ -53,5 +53,5 @@ def test_every_group_of_a_mesh_once(shape: tuple[int, int, int], groups: str) ->
 
 
 def test_a_rank_outside_is_refused() -> None:
-    with pytest.raises(ValueError, match="rank 4 is outside a mesh of dp 2 x ring 1 x Ulysses 2"):
+    with pytest.raises(ValueError, match="rank 4 is outside a mesh of CFG 2 x ring 1 x Ulysses 2"):
         axis_members((2, 1, 2), 4)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Collection
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sp_core.errors import SPError
 from sp_core.host.worker import node_packs
 from sp_core.host.worker.node_packs import NodePacks, NoSuchNode, PackFailed, ancestors, reason_of_warnings, runnable_part
 from sp_core.host.worker.replay import failed_class
@@ -145,7 +146,7 @@ def test_a_pack_that_ends_python_does_not_load(host: Host) -> None:
 
 
 def test_a_class_that_no_pack_has(host: Host) -> None:
-    with pytest.raises(NoSuchNode, match=r"^the graph needs the node Nothing, which the UI process does not have$"):
+    with pytest.raises(NoSuchNode, match=r"^the graph needs the node Nothing, which ComfyUI's process does not have$"):
         host.packs.load_for({"a": entry("Nothing")}, "a")
     assert "Nothing" not in host.nodes.NODE_CLASS_MAPPINGS and host.nodes.NODE_CLASS_MAPPINGS.get("Nothing", 3) == 3
     with pytest.raises(KeyError):
@@ -158,6 +159,26 @@ def test_a_pack_that_asks_for_another_packs_node_has_it_loaded(host: Host) -> No
     host.on_import["asks"] = lambda: found.extend([host.nodes.NODE_CLASS_MAPPINGS.get("First"), "Asks" in host.nodes.NODE_CLASS_MAPPINGS])
     host.packs.load_for({"a": entry("Asks")}, "a")
     assert found == ["first", False] and host.loaded == ["nodes_latent.py", "first", "asks"]
+
+
+def test_a_module_of_a_pack_is_there_once_the_pack_is_loaded(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ModuleType("/packs/odd")
+    host.on_import["odd"] = lambda: monkeypatch.setitem(sys.modules, "/packs/odd", made)
+    assert host.packs.module("/packs/odd") is made and host.loaded == ["nodes_latent.py", "odd"]
+    assert host.packs.module("torch") is sys.modules["torch"]
+
+
+@pytest.mark.parametrize("name", ["os", "subprocess", "builtins", "/packs/oddest", "/packs/unknown", "pytest"])
+def test_no_other_module_is_imported(host: Host, name: str) -> None:
+    with pytest.raises(SPError, match=r"neither ComfyUI's nor a loaded node pack's"):
+        host.packs.module(name)
+    assert host.loaded == []
+
+
+def test_a_pack_that_fails_for_a_patch_is_named(host: Host) -> None:
+    host.on_import["odd"] = failing
+    with pytest.raises(PackFailed, match=r"odd, which has a patch of the model, does not load: .*"):
+        host.packs.module("/packs/odd.inner")
 
 
 def test_of_two_packs_the_one_counts_that_counts_in_comfyui(host: Host) -> None:

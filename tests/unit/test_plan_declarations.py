@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from pathlib import Path
 
@@ -49,6 +50,15 @@ def test_a_plan_copies_no_forward(path: Path) -> None:
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert not names & {"functional", "softmax", "matmul", "linear", "forward_orig", "norm1"}
+
+
+def test_a_shared_rule_is_used_by_two_files_of_plans() -> None:
+    """And one that a single file uses is not among the shared ones: docs/architecture.md says where it goes."""
+    shared = ast.parse((PLANS_FOLDER.parent / "shard_rules.py").read_text())
+    rules = [node.name for node in shared.body if isinstance(node, ast.FunctionDef) and node.args.args[-1].arg in ("state", "dim")]
+    assert "by_token" in rules and "segments" in rules
+    users = {rule: [path.stem for path in FILES if re.search(rf"\b{rule}\b", path.read_text())] for rule in rules}
+    assert {rule: files for rule, files in users.items() if len(files) < 2} == {}
 
 
 def test_every_plan_is_in_a_counted_file() -> None:

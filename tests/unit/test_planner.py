@@ -1,4 +1,4 @@
-"""The planner: which layouts exist, which is chosen, and what is said."""
+"""The planner: which degrees exist, which is chosen, and what is said."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ WAN_14B = ModelShape("Wan-14B", 40, 40, 128, 22.8 * 5120**2)
 LTX_2 = ModelShape("LTX-2", 48, 32, 128, 32 * 4096**2)
 NVLINK = MeasuredRates("H100 NVLink", 600e12, 450e9)
 PCIE = MeasuredRates("4090 PCIe P2P", 140e12, 25e9)
-STAGED = MeasuredRates("4090 host-staged", 140e12, 10e9)
+STAGED = MeasuredRates("4090 staged", 140e12, 10e9)
 SLOW_LINK = MeasuredRates("a link like wet string", 140e12, 50e6)
 
 
 @pytest.mark.parametrize("world_size", range(1, 17))
-def test_every_layout_uses_every_device_once(world_size):
+def test_all_degrees_use_every_device_once(world_size):
     found = possible_degrees(world_size)
     assert len(found) == len(set(found))
     assert {degrees.ranks for degrees in found} == {world_size}
@@ -42,7 +42,7 @@ def test_every_layout_uses_every_device_once(world_size):
         (NOTHING_REQUESTED, 7, None),
     ],
 )
-def test_impossible_pins_are_refused_with_what_is_possible(requested, world_size, message):
+def test_impossible_requests_are_refused_with_what_is_possible(requested, world_size, message):
     if message is None:
         check_requested(requested, world_size)
     else:
@@ -88,7 +88,7 @@ def test_devices_stay_idle_where_more_would_be_slower():
     assert "one device would be faster" in stubborn.line("flat", "gloo")
     # with two conditionings halves exchange nothing, so two of the four pay
     assert choose(4, 2, shape=LTX_2, tokens=2_000, rates=SLOW_LINK, may_idle=True).degrees == Degrees(2, 1, 1)
-    # a pin is the user's word
+    # what was requested is the user's word
     assert choose(4, 1, RequestedDegrees(ulysses=4), shape=LTX_2, tokens=2_000, rates=SLOW_LINK, may_idle=True).degrees.ranks == 4
 
 
@@ -118,7 +118,7 @@ def test_a_candidate_always_exists_and_splits_the_batch_evenly(world_size, condi
     for requested in (NOTHING_REQUESTED, RequestedDegrees(cfg=2), RequestedDegrees(ring=2), RequestedDegrees(cfg=1)):
         found = candidates(world_size, conditionings, requested)
         assert found
-        assert all(conditionings % degrees.dp == 0 and degrees.ranks == world_size for degrees in found)
+        assert all(conditionings % degrees.cfg == 0 and degrees.ranks == world_size for degrees in found)
 
 
 #: ideal speed-ups, worked out by hand from the formula of cost.py (no overlap, 20-60 us a collective): Ulysses on 2, 4, 8 devices

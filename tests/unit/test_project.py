@@ -117,12 +117,6 @@ def test_functions_of_a_denoising_step_are_where_the_page_says(file: str, functi
     assert function in defined_in(ROOT / "sp_core" / file)
 
 
-def test_settings_that_the_code_reads_are_in_the_table() -> None:
-    read = {name for file in (ROOT / "sp_core").rglob("*.py") for name in re.findall(r'"(SP_[A-Z_]+)"', file.read_text())}
-    assert read
-    assert [name for name in sorted(read) if f"| `{name}` |" not in (ROOT / "docs" / "troubleshooting.md").read_text()] == []
-
-
 # -- forge and registry
 
 

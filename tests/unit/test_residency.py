@@ -35,13 +35,15 @@ class Rank:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.told: list[str] = []
+        #: each time that the weights of all others were to leave the device, whose were not
+        self.kept: list[list[str]] = []
         self.residency = Residency(SimpleNamespace(show=lambda phase: None))  # type: ignore[arg-type]
         monkeypatch.setattr(self.residency, "_load", lambda patcher, headroom, show_progress: self.told.append(f"{patcher.name} load"))
         monkeypatch.setattr(self.residency, "show_memory", lambda model: None)
         monkeypatch.setattr(module.comfy_memory, "is_loaded", lambda patcher: True)
         monkeypatch.setattr(module.comfy_api, "end_of_node", lambda: None)
         monkeypatch.setattr(module.comfy_memory, "models_to_load", lambda patcher: [patcher])
-        monkeypatch.setattr(module.comfy_memory, "unload_others", lambda patchers: None)
+        monkeypatch.setattr(module.comfy_memory, "unload_others", lambda kept: self.kept.append([patcher.name for patcher in kept]))
         monkeypatch.setattr(module.comfy_memory, "unload", lambda patcher, wholly: self.told.append(f"{patcher.name} unload"))
         for name in ("a", "b"):
             self.hold(name, Patcher(name, self.told))
@@ -116,3 +118,9 @@ def test_weights_that_a_clone_computes_with_stay_on_the_device(rank: Rank) -> No
     rank.residency.release(rank.residency["b"], wholly=True)
     rank.residency.release(rank.residency["clone"], wholly=True)
     assert rank.heard() == ["b unload", "clone unload"]
+
+
+def test_a_release_takes_weights_off_the_device_that_no_model_here_needs(rank: Rank) -> None:
+    rank.residency.let_go_of_all_but(["a", "b"])
+    rank.residency.release(None, wholly=True)
+    assert rank.heard() == [] and rank.kept == [["a", "b"]]

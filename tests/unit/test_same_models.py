@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from sp_core.errors import SPError
-from sp_core.host.model_digest import Part, as_plain
+from sp_core.host.model_digest import CODE, WEIGHT_PATCHES, Part, as_plain
 from sp_core.host.ui.recipe import Recipe
 from sp_core.host.ui.same_models import check_same_models
 
 
-def digest(strength: float) -> dict[str, Part]:
-    return {"weight patches": Part("one patch", [[strength, strength]], ["ffn.weight"])}
+def digest(strength: float, code: str = "a function") -> dict[str, Part]:
+    return {WEIGHT_PATCHES: Part("one patch", [[strength, strength]], ["ffn.weight"]), CODE: Part(code, [])}
 
 
 RECIPE = Recipe(
@@ -39,8 +39,8 @@ def test_the_same(other: list[Any]) -> None:
     ("by_rank", "says"),
     [
         ([rank(1.0, 0.5, 0.5), rank(1.0, 0.9, 0.9)], r"RandomLora \(node 7\) made another model in the worker of rank 1 "),
-        ([rank(2.0, 0.9, 0.9), rank(1.0, 0.5, 0.5)], r"UNETLoader \(node 1\) .* of rank 1 .*the weight patches have other values"),
-        ([[*rank(1.0), [], *rank(0.5)], rank(1.0, 0.5, 0.5)], "a list of 1 models instead of 0"),
+        ([rank(2.0, 0.9, 0.9), rank(1.0, 0.5, 0.5)], r"UNETLoader \(node 1\) .* of rank 0 .*the weight patches have other values"),
+        ([[*rank(1.0), [], *rank(0.5)], rank(1.0, 0.5, 0.5)], "of rank 0 .*a list of 0 models instead of 1"),
     ],
 )
 def test_another(by_rank: list[Any], says: str) -> None:
@@ -48,9 +48,13 @@ def test_another(by_rank: list[Any], says: str) -> None:
         check_same_models(RECIPE, by_rank)
 
 
-def test_what_leaves_something_out_is_compared_with_comfyuis_process() -> None:
-    lean = replace(RECIPE, fallback=RECIPE)
-    alike = [rank(1.0, 0.9, 0.5), rank(1.0, 0.9, 0.5)]
-    check_same_models(RECIPE, alike)
+def test_patches_of_weights_are_compared_with_comfyuis_process() -> None:
     with pytest.raises(SPError, match=r"RandomLora \(node 7\) .* of ranks 0, 1 "):
-        check_same_models(lean, alike)
+        check_same_models(RECIPE, [rank(1.0, 0.9, 0.5), rank(1.0, 0.9, 0.5)])
+
+
+def test_the_rest_is_compared_with_comfyuis_process_where_something_is_left_out() -> None:
+    alike = [[[as_plain(digest(strength, code="another function"))] for strength in (1.0, 0.5, 0.5)]] * 2
+    check_same_models(RECIPE, alike)
+    with pytest.raises(SPError, match=r"UNETLoader \(node 1\) .* of ranks 0, 1 "):
+        check_same_models(replace(RECIPE, fallback=RECIPE), alike)

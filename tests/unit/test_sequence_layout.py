@@ -44,7 +44,8 @@ def test_shards_are_the_indexed_tokens_and_restore_inverts(layout: SequenceLayou
 
 @pytest.mark.parametrize(("grid", "count"), [((24, 30, 52), 16), ((24, 45, 80), 4), ((24, 30, 52), 8), ((4, 90, 50), 7), ((1, 45, 80), 6)])
 def test_real_frames_on_any_count(grid: tuple[int, int, int], count: int) -> None:
-    layout = TileLayout(grid, choose_split(grid[1], grid[2], count))
+    layout = TileLayout.over(grid, count)
+    assert layout == TileLayout(grid, choose_split(grid[1], grid[2], count))
     raster = torch.arange(layout.tokens)
     gathered = torch.cat([layout.shard(raster, rank, 0) for rank in range(count)])
     assert torch.equal(layout.restore(gathered, 0), raster)

@@ -1,4 +1,4 @@
-"""Cuts of block arguments: what each rank gets, put together, is what one device would have had."""
+"""Shard rules of block arguments: what each rank gets, put together, is what one device would have had."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sp_core.errors import SPError
-from sp_core.layout import FlatLayout, SequenceLayout, TileLayout, choose_split
+from sp_core.layout import FlatLayout, SequenceLayout, TileLayout
 from sp_core.plans.forward_state import ForwardState
-from sp_core.plans.shard_rules import by_frame, by_token, compressed_timestep, frame_rows, item, rope_tables
+from sp_core.plans.ltx_arguments import compressed_timestep, item, rope_tables
+from sp_core.plans.shard_rules import by_frame, by_token, frame_rows
 
 
-def runs(layout: SequenceLayout) -> list[ForwardState]:
+def states(layout: SequenceLayout) -> list[ForwardState]:
     made = [ForwardState(rank, layout.world_size) for rank in range(layout.world_size)]
-    for run in made:
-        run.start(layout)
+    for state in made:
+        state.split_by(layout)
     return made
 
 
@@ -41,7 +42,7 @@ LAYOUTS = [
     FlatLayout(30, 2),
     FlatLayout(31, 4),
     FlatLayout(7, 7),
-    TileLayout((3, 5, 7), choose_split(5, 7, 4)),
+    TileLayout.over((3, 5, 7), 4),
     TileLayout((3, 5, 7), (2, 1), prefix=3, suffix=4),
 ]
 
@@ -49,34 +50,34 @@ LAYOUTS = [
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_by_token(layout: SequenceLayout, dim: int) -> None:
-    value = torch.randn([layout.tokens if axis == dim else 3 for axis in range(3)])
-    parts = [by_token(dim)(value, run) for run in runs(layout)]
+    value = torch.randn([layout.tokens if other == dim else 3 for other in range(3)])
+    parts = [by_token(dim)(value, state) for state in states(layout)]
     assert torch.equal(together(layout, parts, dim), value)
 
 
 def test_one_row_for_all_tokens_is_left() -> None:
     value = torch.randn(2, 1, 4)
-    [run, _] = runs(FlatLayout(10, 2))
-    assert by_token(1)(value, run) is value
-    assert by_token(1)(None, run) is None
-    assert by_frame(1)(value, run) is value
+    [state, _] = states(FlatLayout(10, 2))
+    assert by_token(1)(value, state) is value
+    assert by_token(1)(None, state) is None
+    assert by_frame(1)(value, state) is value
 
 
 def test_a_wrong_number_of_tokens_is_no_quiet_mistake() -> None:
-    [run, _] = runs(FlatLayout(10, 2))
+    [state, _] = states(FlatLayout(10, 2))
     with pytest.raises(ValueError, match="10 tokens"):
-        by_token(1)(torch.randn(1, 9, 2), run)
+        by_token(1)(torch.randn(1, 9, 2), state)
 
 
 @settings(max_examples=80, deadline=None)
 @given(frames=st.integers(2, 6), height=st.integers(1, 5), width=st.integers(1, 5), world=st.integers(1, 5), tiled=st.booleans())
 def test_by_frame_gives_every_token_its_own_frame(frames: int, height: int, width: int, world: int, tiled: bool) -> None:
     tokens = frames * height * width
-    layout: SequenceLayout = TileLayout((frames, height, width), choose_split(height, width, world)) if tiled else FlatLayout(tokens, world)
+    layout: SequenceLayout = TileLayout.over((frames, height, width), world) if tiled else FlatLayout(tokens, world)
     assume(0 not in layout.counts)
     rows = torch.arange(frames * 2.0).view(1, frames, 2)
     expected = stretched(rows, tokens)
-    parts = [stretched(by_frame(1)(rows, run), layout.counts[run.rank]) for run in runs(layout)]
+    parts = [stretched(by_frame(1)(rows, state), layout.counts[state.rank]) for state in states(layout)]
     assert torch.equal(together(layout, parts), expected.expand(1, tokens, 2))
 
 
@@ -96,7 +97,7 @@ def test_frames_that_do_not_divide_are_stretched_as_wan_does() -> None:
 def test_rope_tables(shape: tuple[int, ...]) -> None:
     """As hosts make them: one table of rotations and a flag, or cosines, sines and a flag."""
     layout, tables = FlatLayout(7, 3), (torch.randn(shape), torch.randn(shape))
-    parts = [rope_tables((*tables, True), run) for run in runs(layout)]
+    parts = [rope_tables((*tables, True), state) for state in states(layout)]
     assert all(isinstance(part, tuple) and part[-1] is True for part in parts)
     for number, table in enumerate(tables):
         assert torch.equal(together(layout, [part[number] for part in parts], shape.index(7)), table)
@@ -104,11 +105,11 @@ def test_rope_tables(shape: tuple[int, ...]) -> None:
 
 def test_item_keeps_the_rest() -> None:
     table = torch.randn(1, 6, 2)
-    [first, _] = runs(FlatLayout(6, 2))
-    cut = item(1, by_token(1))([None, table], first)
-    assert cut[0] is None
-    assert torch.equal(cut[1], table[:, :3])
-    assert isinstance(cut, list)
+    [first, _] = states(FlatLayout(6, 2))
+    part = item(1, by_token(1))([None, table], first)
+    assert part[0] is None
+    assert torch.equal(part[1], table[:, :3])
+    assert isinstance(part, list)
     assert isinstance(item(0, by_token(1))((table, 1), first), tuple)
     assert item(0, by_token(1))(None, first) is None
 
@@ -142,7 +143,7 @@ STATES: dict[str, Any] = {
 @pytest.mark.parametrize("layout", [FlatLayout(30, 4), TileLayout((5, 2, 3), (1, 3))], ids=str)
 def test_compressed_timesteps(state: str, layout: SequenceLayout) -> None:
     whole, table = STATES[state](), torch.randn(4, 2)
-    parts = [compressed_timestep(whole, run) for run in runs(layout)]
+    parts = [compressed_timestep(whole, state) for state in states(layout)]
     full = whole.expand().expand(2, 30, 8)
     assert torch.equal(together(layout, [part.expand().expand(2, n, 8) for part, n in zip(parts, layout.counts, strict=True)]), full)
     wanted = whole.expand_for_computation(table, 2, slice(1, 3))
@@ -154,36 +155,36 @@ def test_compressed_timesteps(state: str, layout: SequenceLayout) -> None:
 
 
 def test_per_frame_rows_stay_per_frame() -> None:
-    """Expanded before the cut they would hold every token's modulation for the whole forward."""
+    """Expanded before they are sharded they would hold every token's modulation for the whole forward."""
     whole = STATES["per frame"]()
-    for run in runs(FlatLayout(30, 4)):
-        assert compressed_timestep(whole, run).data.size(1) == 5
+    for state in states(FlatLayout(30, 4)):
+        assert compressed_timestep(whole, state).data.size(1) == 5
 
 
 def test_frames_that_are_not_the_sequence() -> None:
-    [run, *_] = runs(FlatLayout(31, 4))
+    [state, *_] = states(FlatLayout(31, 4))
     with pytest.raises(SPError, match="5 frames of 6 tokens do not make the 31 tokens"):
-        compressed_timestep(STATES["per frame"](), run)
+        compressed_timestep(STATES["per frame"](), state)
 
 
 def test_plain_timesteps_of_an_av_model() -> None:
-    [run, _] = runs(FlatLayout(6, 2))
+    [state, _] = states(FlatLayout(6, 2))
     value = torch.randn(1, 6, 4)
-    assert torch.equal(compressed_timestep(value, run), value[:, :3])
-    assert compressed_timestep(None, run) is None
+    assert torch.equal(compressed_timestep(value, state), value[:, :3])
+    assert compressed_timestep(None, state) is None
 
 
-def test_one_object_is_cut_once_a_forward() -> None:
-    run, rule, value = ForwardState(1, 2), by_token(1), torch.randn(1, 6, 2)
-    run.start(FlatLayout(6, 2))
-    assert run.apply(rule, value) is run.apply(rule, value)
-    assert run.apply(rule, value.clone()) is not run.apply(rule, value)
+def test_one_object_is_sharded_once_a_forward() -> None:
+    state, rule, value = ForwardState(1, 2), by_token(1), torch.randn(1, 6, 2)
+    state.split_by(FlatLayout(6, 2))
+    assert state.apply(rule, value) is state.apply(rule, value)
+    assert state.apply(rule, value.clone()) is not state.apply(rule, value)
 
 
 def test_too_few_tokens_to_share() -> None:
-    run = ForwardState(0, 4)
-    run.start(FlatLayout(3, 4))
-    assert run.decided
-    assert not run.started
-    assert run.describe() == "not split"
-    run.check()
+    state = ForwardState(0, 4)
+    state.split_by(FlatLayout(3, 4))
+    assert state.decided
+    assert not state.was_split
+    assert state.describe() == "not split"
+    state.check()

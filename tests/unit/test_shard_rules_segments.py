@@ -1,4 +1,4 @@
-"""Segments and whole tokens, cut for each rank of flat and tiled layouts."""
+"""Segments and replicated tokens, sharded for each rank of flat and tiled layouts."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import torch
 
 from sp_core.errors import SPError
 from sp_core.layout import FlatLayout, SequenceLayout, TileLayout
+from sp_core.plans.architectures.hunyuan import joint_by_token, joint_segments
+from sp_core.plans.architectures.minimax import segment
 from sp_core.plans.forward_state import ForwardState
-from sp_core.plans.shard_rules import joint_by_token, joint_segments, segment, segments
+from sp_core.plans.shard_rules import segments
 
 LAYOUTS = [FlatLayout(30, 4), TileLayout((2, 5, 3), (1, 3)), TileLayout((2, 4, 3), (2, 1), prefix=3, suffix=3)]
 SEGMENTS = [(0, 4, 7), (4, 5, 2), (5, 21, 7), (21, None, 0)]
 
 
-def run_of(layout: SequenceLayout, rank: int, whole: int = 0) -> ForwardState:
-    run = ForwardState(rank, layout.world_size)
-    run.start(layout)
-    run.replicated_tokens = whole
-    return run
+def state_of(layout: SequenceLayout, rank: int, replicated: int = 0) -> ForwardState:
+    state = ForwardState(rank, layout.world_size)
+    state.split_by(layout)
+    state.replicated_tokens = replicated
+    return state
 
 
 def rows(value: list, tokens: int) -> list[int]:
@@ -36,7 +38,7 @@ def test_each_token_keeps_its_row(layout: SequenceLayout) -> None:
     whole = rows(SEGMENTS, layout.tokens)
     for rank in range(layout.world_size):
         own = torch.arange(layout.tokens)[layout.indices(rank)].tolist()
-        assert rows(segments(SEGMENTS, run_of(layout, rank)), len(own)) == [whole[i] for i in own]
+        assert rows(segments(SEGMENTS, state_of(layout, rank)), len(own)) == [whole[i] for i in own]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.describe())
@@ -47,16 +49,16 @@ def test_segments_that_count_the_text(layout: SequenceLayout) -> None:
     for rank in range(layout.world_size):
         own = torch.arange(layout.tokens)[layout.indices(rank)].tolist()
         expected = whole[:text] + [whole[text + i] for i in own]
-        assert rows(joint_segments(value, run_of(layout, rank, text)), text + len(own)) == expected
+        assert rows(joint_segments(value, state_of(layout, rank, text)), text + len(own)) == expected
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.describe())
-def test_whole_tokens_stay_in_front(layout: SequenceLayout) -> None:
+def test_replicated_tokens_stay_in_front(layout: SequenceLayout) -> None:
     table = torch.arange(2 * (4 + layout.tokens)).view(1, 1, -1, 2)
     for rank in range(layout.world_size):
-        cut = joint_by_token(2)(table, run_of(layout, rank, 4))
-        assert torch.equal(cut[:, :, :4], table[:, :, :4])
-        assert torch.equal(cut[:, :, 4:], layout.shard(table[:, :, 4:], rank, 2))
+        part = joint_by_token(2)(table, state_of(layout, rank, 4))
+        assert torch.equal(part[:, :, :4], table[:, :, :4])
+        assert torch.equal(part[:, :, 4:], layout.shard(table[:, :, 4:], rank, 2))
 
 
 def test_parts_of_one_segment_make_it_whole() -> None:
@@ -64,7 +66,7 @@ def test_parts_of_one_segment_make_it_whole() -> None:
     for start, stop in ((0, 23), (5, 7), (6, 6), (17, 23), (11, None)):
         found: list[int] = []
         for rank in range(4):
-            lower, upper, row = segment((start, stop, 9), run_of(layout, rank))
+            lower, upper, row = segment((start, stop, 9), state_of(layout, rank))
             assert row == 9 and 0 <= lower <= upper <= layout.counts[rank]
             found += list(range(23))[layout.indices(rank)][lower:upper]
         assert found == list(range(23))[start:stop]
@@ -72,4 +74,4 @@ def test_parts_of_one_segment_make_it_whole() -> None:
 
 def test_one_segment_needs_a_flat_layout() -> None:
     with pytest.raises(SPError, match="can only be shared flat"):
-        segment((0, 4, 0), run_of(LAYOUTS[1], 0))
+        segment((0, 4, 0), state_of(LAYOUTS[1], 0))

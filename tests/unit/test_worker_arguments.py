@@ -1,4 +1,4 @@
-"""A worker's command line, made from the UI process's."""
+"""A worker's command line, made from that of ComfyUI's process."""
 
 from __future__ import annotations
 

@@ -38,10 +38,10 @@ def test_formats_agree(name: str) -> None:
     links = {link[0]: link for link in ui["links"]}
     for key, node in nodes.items():
         wires = {}
-        for slot, socket in enumerate(node["inputs"]):
+        for index, socket in enumerate(node["inputs"]):
             if socket["link"] is not None:
                 _, source, output, target, target_slot, _ = links.pop(socket["link"])
-                assert (str(target), target_slot) == (key, slot)
+                assert (str(target), target_slot) == (key, index)
                 assert socket["link"] in nodes[str(source)]["outputs"][output]["links"]
                 wires[socket["name"]] = [str(source), output]
         inputs = api[key]["inputs"]

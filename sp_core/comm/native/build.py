@@ -23,6 +23,8 @@ from typing import NamedTuple
 
 import torch
 
+from ... import settings
+
 log = logging.getLogger(__name__)
 
 CSRC = Path(__file__).resolve().parents[3] / "csrc"
@@ -60,7 +62,7 @@ def load_cuda() -> Library:
 
 
 def _switched_off() -> str:
-    return "SP_NO_EXT=1 turns compiled parts off" if os.environ.get("SP_NO_EXT", "") not in ("", "0") else ""
+    return f"{settings.NO_EXTENSIONS}=1 turns compiled parts off" if settings.no_extensions() else ""
 
 
 @functools.cache

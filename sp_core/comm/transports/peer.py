@@ -23,12 +23,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...settings import DEFAULT_STALL_TIMEOUT_S, STALL_TIMEOUT
 from ..errors import ExchangeError, TransportUnavailable, ranks_text
 from ..native.addresses import MAX_WORLD, Exchange, ExchangeKind
 from ..native.build import load_cuda
 from ..native.cuda import CLaunch, CStatus, CudaError, CudaLibrary
 from ..small_collectives import all_gather_ints, raise_together
-from ..transport import DEFAULT_TIMEOUT_S, Transport
+from ..transport import Transport
 from .collective import CollectiveTransport
 from .direct import ExchangeTransport, PreparedExchange
 from .peer_memory import Lease, PeerMemory, Window, agree_on_exchange, rounded_slot
@@ -63,7 +64,7 @@ class PeerTransport(ExchangeTransport):
         group: dist.ProcessGroup | None = None,
         *,
         method: Method | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
         trial_timeout_s: float | None = None,
         should_abort: Callable[[], str | None] | None = None,
         plain: Callable[[], Transport] | None = None,
@@ -275,7 +276,7 @@ class PeerTransport(ExchangeTransport):
 class Watch:
     """A thread that sees an exchange that does not end, and calls it off.
 
-    It looks at words in host memory that the kernels write; it makes no CUDA call, so it never waits for the device.
+    It looks at words in main memory that the kernels write; it makes no CUDA call, so it never waits for the device.
     """
 
     def __init__(self, library: CudaLibrary, transport: PeerTransport) -> None:
@@ -315,7 +316,7 @@ class Watch:
             ask = self._transport.should_abort
             text = ask() if ask is not None else None
             if not text and time.monotonic() > since + self._transport.timeout_s:
-                text = f"exchange {epoch} did not end within {self._transport.timeout_s:g} s (SP_TIMEOUT_S raises the limit)"
+                text = f"exchange {epoch} did not end within {self._transport.timeout_s:g} s ({STALL_TIMEOUT} raises the limit)"
             if text:
                 self._reason = text
                 self._status.abort = 1

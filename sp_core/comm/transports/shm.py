@@ -27,12 +27,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ... import memory_file
+from ...settings import DEFAULT_STALL_TIMEOUT_S, STALL_TIMEOUT
 from ..errors import ExchangeError, TransportUnavailable, ranks_text
 from ..native.addresses import MAX_WORLD
 from ..native.build import load_cpu
 from ..native.cpu import ExchangeStatus, bind
 from ..small_collectives import all_gather_ints, raise_together
-from ..transport import DEFAULT_TIMEOUT_S
 from .direct import ExchangeTransport, PreparedExchange, other_exchange
 from .shm_slots import Slot, SlotPool
 
@@ -55,7 +55,7 @@ class ShmTransport(ExchangeTransport):
         group: dist.ProcessGroup | None = None,
         *,
         directory: str | Path | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
         should_abort: Callable[[], str | None] | None = None,
     ) -> ShmTransport:
         """Collective over ``group``.
@@ -202,7 +202,7 @@ class ShmTransport(ExchangeTransport):
                     ExchangeError(
                         f"{ranks_text(late)} {'is' if len(late) == 1 else 'are'} late: "
                         f"rank {self.rank} has waited {self.timeout_s:g} s in exchange {self._epoch}; "
-                        "look into that rank's log, or raise SP_TIMEOUT_S",
+                        f"look into that rank's log, or raise {STALL_TIMEOUT}",
                         late[0] if len(late) == 1 else None,
                     )
                 )

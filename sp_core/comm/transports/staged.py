@@ -1,4 +1,4 @@
-"""Device tensors by way of host memory, for devices that cannot reach each other."""
+"""Device tensors by way of main memory, for devices that cannot reach each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..transport import Transport
 
 
 class StagedTransport(Transport):
-    """Copies to the host, moves there as ``inner`` (a transport of CPU tensors, which it owns), and copies back."""
+    """Copies to main memory, moves there as ``inner`` (a transport of CPU tensors, which it owns), and copies back."""
 
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner.rank, inner.world_size)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ...pool.devices import WorkerDevice, accelerators, maker, parse_devices, platform_problem
+from .recipe import OUR_NODES
 
 
 def check_devices(devices: str) -> bool | str:
@@ -25,6 +29,18 @@ def named_devices(devices: str) -> tuple[WorkerDevice, ...]:
     if not isinstance(devices, str):  # over a wire of any type
         raise ValueError(f"'{devices}' is no device list: it is no text. Write auto, indices such as 0,1,3, or cpu:4")
     return parse_devices(devices, *accelerators())
+
+
+def named_lists(nodes: Iterable[Mapping[str, Any]]) -> set[tuple[WorkerDevice, ...]] | None:
+    """The device lists of a prompt's SP nodes; None where one comes over a wire and is not known."""
+    found = set()
+    for node in nodes:
+        text = node["inputs"].get("devices") if node["class_type"] in OUR_NODES else None
+        if isinstance(text, list):
+            return None
+        with contextlib.suppress(ValueError):
+            found |= {named_devices(text)} if text is not None else set()
+    return found
 
 
 def why_not_together(devices: tuple[WorkerDevice, ...]) -> str | None:

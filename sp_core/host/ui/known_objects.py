@@ -10,6 +10,7 @@ from torch import Tensor
 from ...errors import SPError
 from ...pool.wire import unsendable
 from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, READ_AROUND_THE_MODEL, name_of
+from ..travel import Own
 
 _NOT_OBJECTS = {*AROUND_THE_MODEL, *INSIDE_THE_MODEL, *READ_AROUND_THE_MODEL}
 _DEEP = 6
@@ -24,28 +25,44 @@ class KnownObjects:
     """
 
     def __init__(self, transformer_options: dict[str, Any], foreign_code: bool) -> None:
-        self._foreign_code = foreign_code
+        self.foreign_code = foreign_code
         self._objects = objects_in(transformer_options)
         self._states = {key: _state(value) for key, value in self._objects.items()}
 
-    def check(self, transformer_options: dict[str, Any]) -> None:
-        """Refuse an object for one forward that code inside the model would miss, or would find as it was.
+    def check(self, transformer_options: dict[str, Any], late_code: bool = False) -> None:
+        """Refuse an object of the workers' own that code inside the model would find there as it was.
+
+        Args:
+            late_code: nodes behind SP Model Patch put code inside the model.
 
         Raises:
             SPError: names the option, the class of the object and its module.
         """
+        if not (self.foreign_code or late_code):
+            return
         for key, value in objects_in(transformer_options).items():
-            what = f"transformer_options['{key}'], an object ({name_of(_culprit(value))}),"
-            if key not in self._objects or type(value) is not type(self._objects[key]):
+            if self.has(key, value) and _state(value) != self._states[key]:
                 raise SPError(
-                    f"{what} was added to the model after SP Model Patch, and objects do not reach the workers, where the model computes. "
-                    "Place SP Model Patch after the node that adds it, or remove that node"
+                    f"{self.described(key, value)} changes while sampling, which the workers do not see, where another node's code inside "
+                    "the model may read it. Remove the node that adds it, or SP Model Patch"
                 )
-            if self._foreign_code and _state(value) != self._states[key]:
-                raise SPError(
-                    f"{what} changes while sampling, which the workers do not see, where another node's code inside the model may read it. "
-                    "Remove the node that adds it, or SP Model Patch"
-                )
+
+    def new(self, transformer_options: dict[str, Any]) -> dict[str, Any]:
+        """The objects that the workers do not have."""
+        return {key: value for key, value in objects_in(transformer_options).items() if not self.has(key, value)}
+
+    def has(self, key: str, value: Any) -> bool:
+        """The workers have an object of this class by this key."""
+        return key in self._objects and type(value) is type(self._objects[key])
+
+    @staticmethod
+    def described(key: str, value: Any) -> str:
+        return f"transformer_options['{key}'], an object ({name_of(_culprit(value))}),"
+
+    @property
+    def own(self) -> dict[int, Own]:
+        """By the ids of the objects: what they are in the workers."""
+        return {id(value): Own(("option", key)) for key, value in self._objects.items()}
 
 
 def objects_in(transformer_options: dict[str, Any]) -> dict[str, Any]:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import comfy.model_patcher
 import comfy.utils
+import torch
 from comfy.patcher_extension import WrappersMP
 
 from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees
-from ...plans import plan_named
+from ...plans import plan_of
 from ...pool.devices import WorkerDevice
 from .. import comfy_api
+from ..block_skips import leaves_out_its_block
 from ..compiled import COMPILE_KEY, is_compiled, log_dropped, original
-from ..options import name_of, patches_in
+from ..options import CLASS, LATE_FORWARDS, name_of, patches_in
+from ..travel import CannotTravel
+from .departure import Departure
+from .device_memory import DeviceShares
 from .known_objects import KnownObjects
 from .late_callbacks import LateCallbacks
-from .outgoing_options import hooked, placed_too_late, refuse_late_patches, without_model_patches
+from .outgoing_options import OutgoingOptions, hooked, placed_too_late, with_own_patches
 from .proxy_module import make_remote
 from .recipe import Recipe
 from .remote_model import RemoteModel, WorkerSession
@@ -34,15 +40,18 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
     sp: RemoteModel
     watch: Watch
     late_callbacks: LateCallbacks
+    shares: DeviceShares
+    #: paths of the object patches inside the model that the workers have
+    own_patches: frozenset[str]
 
     def clone(self, *args: Any, **kwargs: Any) -> SPModelPatcher:
         other = super().clone(*args, **kwargs)
         other.sp, other.watch, other.late_callbacks = self.sp, self.watch, self.late_callbacks
-        self.sp.held_by(other)
+        other.shares, other.own_patches = self.shares, self.own_patches
         return other
 
     def pre_run(self) -> None:
-        refuse_late_patches(self.model_options.get("transformer_options", {}))
+        self.sp.outgoing.check(self.model_options.get("transformer_options", {}))
         self.sp.prepare()
         self.watch.begin()
         self.watch.check()
@@ -57,10 +66,14 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
         self.watch.end()
         self.sp.finish()
 
-    # -- memory: ComfyUI manages what worker 0 holds on this process's device ----------------
+    # -- memory: ComfyUI manages what a worker holds on this process's device, and by the shares what others hold on theirs
+
+    def model_patches_models(self) -> list[Any]:
+        return [*super().model_patches_models(), *self.shares.counted()]
 
     def loaded_size(self) -> int:
-        return min(self.model_size(), self.sp.resident_bytes)
+        own = self.load_device if self.sp.shares(self.load_device) else None
+        return min(self.model_size(), self.sp.resident_bytes(own))
 
     def partially_load(self, device_to: Any, extra_memory: Any = 0, force_patch_weights: bool = False) -> int:
         before = self.loaded_size()
@@ -105,8 +118,22 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
             super().add_object_patch(name, obj)
         elif is_compiled(obj) and original(obj) == comfy.utils.get_attr(self.model, name):
             log_dropped()
+        elif self._is_late_forward(name, obj):
+            self._check_travels(f"An object patch of {name} ({name_of(obj)})", obj)
+            self.model_options["transformer_options"].setdefault(LATE_FORWARDS, {})[name] = obj
         else:
             raise self._too_late(f"An object patch of {name}")
+
+    def get_model_object(self, name: str) -> Any:
+        late = self.model_options["transformer_options"].get(LATE_FORWARDS) or {}
+        return late[name] if name in late else super().get_model_object(name)
+
+    def _is_late_forward(self, name: str, obj: Any) -> bool:
+        """The forward of a module below the model, which no node before SP Model Patch has replaced."""
+        path, _, attribute = name.rpartition(".")
+        if attribute != "forward" or path == "diffusion_model" or name in self.own_patches or not callable(obj):
+            return False
+        return isinstance(comfy.utils.get_attr(self.model, path), torch.nn.Module)
 
     def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Any) -> None:
         if (wrapper_type, key) == (WrappersMP.APPLY_MODEL, COMPILE_KEY):
@@ -122,13 +149,16 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
         raise self._too_late(f"A compute dtype ({dtype})")
 
     def set_model_patch(self, patch: Any, name: str) -> None:
-        raise self._too_late(f"A patch ({name}: {name_of(patch)})")
+        self._check_travels(f"A patch ({name}: {name_of(patch)})", patch)
+        super().set_model_patch(patch, name)
 
     def set_model_patch_replace(self, patch: Any, name: str, block_name: str, number: Any, transformer_index: Any = None) -> None:
-        raise self._too_late(f"A patch ({name} of {block_name} {number}: {name_of(patch)})")
+        self._check_travels(f"A patch ({name} of {block_name} {number}: {name_of(patch)})", patch)
+        super().set_model_patch_replace(patch, name, block_name, number, transformer_index)
 
     def set_model_optimized_attention(self, optimized_attention: Any) -> None:
-        raise self._too_late(f"An attention function ({name_of(optimized_attention)})")
+        self._check_travels(f"An attention function ({name_of(optimized_attention)})", optimized_attention)
+        super().set_model_optimized_attention(optimized_attention)
 
     def set_injections(self, key: str, injections: Any) -> None:
         if injections:
@@ -142,12 +172,20 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
     def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
         raise self._too_late("A request for the model's weights")
 
+    def _check_travels(self, what: str, value: Any) -> None:
+        if leaves_out_its_block(value):
+            return  # it crosses as the number of its block
+        try:
+            self.sp.departure.pack(value, "it")
+        except CannotTravel as why:
+            raise self._too_late(what, why) from None
+
     @staticmethod
-    def _too_late(what: str) -> Exception:
+    def _too_late(what: str, why: object = "") -> Exception:
         node_id, class_type = comfy_api.executing_node()
         if class_type is None:
-            return placed_too_late(what)
-        return placed_too_late(what, f"{class_type} (node {node_id})", gives_model=comfy_api.gives_model(class_type))
+            return placed_too_late(what, why=why)
+        return placed_too_late(what, f"{class_type} (node {node_id})", gives_model=comfy_api.gives_model(class_type), why=why)
 
 
 def make_sp_patcher(
@@ -170,34 +208,44 @@ def make_sp_patcher(
     """
     local = original(source.get_model_object("diffusion_model"))
     backup = source.object_patches_backup
-    local_class = backup.get("diffusion_model.__class__", type(local))
-    plan = plan_named(local_class.__name__)
+    own_class = backup.get(CLASS, type(local))
+    local_class = source.object_patches.get(CLASS, own_class)
+    plan = plan_of(local_class, own_class)
     if _wants_compiling(source):
         log_dropped()
     comfy_api.off_the_device(source)
-    known = KnownObjects(source.model_options.get("transformer_options", {}), _has_foreign_code(source))
-    sp = RemoteModel(session, recipe, devices, plan, source.model_size(), keep_loaded, requested, known)
+    given = source.model_options.get("transformer_options", {})
+    known = KnownObjects(given, _has_foreign_code(source))
+    departure = Departure(local, known.own)
+    outgoing = OutgoingOptions(given, known, departure)
+    sp = RemoteModel(session, recipe, devices, plan, source.model_size(), keep_loaded, requested, departure, outgoing)
     base = _own_base_model(source)
     watch = Watch(local, backup)
     base.diffusion_model = make_remote(local, local_class, plan, sp, watch, backup)
+    departure.stand_in = weakref.ref(base.diffusion_model)
     # the ranks share the activations out, so ComfyUI may batch conditionings where one device could not
     base.memory_usage_factor = source.model.memory_usage_factor / len(devices)
-    # ComfyUI manages the memory of this process's device only, so weights on other devices do not count
+    # weights on other devices do not count for this process's own
     size = source.model_size() if sp.shares(source.load_device) else 1
     patcher = SPModelPatcher(base, source.load_device, source.offload_device, size=size)
     patcher.sp, patcher.watch, patcher.late_callbacks = sp, watch, LateCallbacks(source.callbacks)
-    sp.held_by(patcher)
+    patcher.shares = DeviceShares(sp, source.load_device, source.offload_device)
+    _hand_over(source, patcher)
+    _watch_whole_runs(patcher)
+    return patcher
 
+
+def _hand_over(source: comfy.model_patcher.ModelPatcher, patcher: SPModelPatcher) -> None:
+    """Give ``patcher`` what other nodes put around the model of ``source``, and marks for what they put inside it."""
     options = comfy.utils.deepcopy_list_dict(source.model_options)
-    options["transformer_options"] = without_model_patches(options.get("transformer_options", {}))
+    options["transformer_options"] = with_own_patches(options.get("transformer_options", {}))
     patcher.model_options = options
+    patcher.own_patches = frozenset(name for name in source.object_patches if _inside_the_model(name))
     patcher.object_patches = {name: value for name, value in source.object_patches.items() if not _inside_the_model(name)}
     for mine, theirs in ((patcher.callbacks, source.callbacks), (patcher.wrappers, source.wrappers)):
         for kind, by_key in theirs.items():
             mine[kind] = {key: list(functions) for key, functions in by_key.items() if key != COMPILE_KEY}
-    _watch_whole_runs(patcher)
     patcher.attachments = dict(source.attachments)
-    return patcher
 
 
 def _watch_whole_runs(patcher: SPModelPatcher) -> None:

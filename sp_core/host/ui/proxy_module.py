@@ -15,7 +15,9 @@ from typing import Any, Protocol
 
 import torch
 
-from ...plans import SequencePlan
+from ...errors import SPError
+from ...plans import SequencePlan, base_of_pack, replaced_methods
+from ..options import name_of
 from .snapshot import Change, Watch, swapped
 
 
@@ -39,6 +41,11 @@ class RemoteMixin:
     def __setattr__(self, name: str, value: Any) -> None:
         if self._sp_is_fixed(name):
             raise swapped(Change(name, value))
+        if self.__dict__["_sp_reads_more"] and value is not None:
+            raise SPError(
+                f"{name} was set on the model, whose class {name_of(type(self))} has code of its own in the forward. That runs in the "
+                "workers, which do not see what is set here. Remove the node that sets it, or SP Model Patch"
+            )
         self.__dict__[name] = value
 
     def __delattr__(self, name: str) -> None:
@@ -88,8 +95,11 @@ class RemoteMixin:
         return self
 
 
-def _forwarder(local_class: type, method: str) -> Callable[..., Any]:
+def _forwarder(local_class: type, method: str, refuse_wrappers: bool) -> Callable[..., Any]:
     signature = inspect.signature(getattr(local_class, method))
+    if any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
+        # a pack's method that hands everything on names nothing
+        signature = inspect.signature(getattr(base_of_pack(local_class), method))
     extra_name = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -99,6 +109,11 @@ def _forwarder(local_class: type, method: str) -> Callable[..., Any]:
         extra = named.pop(extra_name, {}) if extra_name else {}
         options = named.pop("transformer_options", None)
         options = extra.pop("transformer_options", {}) if options is None else options
+        if refuse_wrappers and (options.get("wrappers") or {}).get("diffusion_model"):
+            raise SPError(
+                f"{name_of(local_class)} has a forward of its own, which runs in the workers, where the wrappers that another node put "
+                "around the model (a cache) do not reach it. Remove the node that puts the wrapper there, or SP Model Patch"
+            )
         self._sp_watch.check()
         return self._sp_channel.forward(method, named, extra, options)
 
@@ -121,7 +136,9 @@ def make_remote(
         local_class: the model's own class. What ``local`` is may be a class that another branch's object patch left there.
         backup: what other branches' object patches replaced, by path.
     """
-    members: dict[str, Any] = {plan.forward: _forwarder(local_class, plan.forward)}
+    # a forward that a pack wrote need not come to the plan's, so all of it runs in the workers
+    forward = "forward" if "forward" in replaced_methods(local_class) else plan.forward
+    members: dict[str, Any] = {forward: _forwarder(local_class, forward, refuse_wrappers=forward != plan.forward)}
     members |= {method: _caller(method) for method in plan.weight_methods}
     # packs tell a model by its class or by the name of that
     members |= {
@@ -133,5 +150,9 @@ def make_remote(
     remote: Any = object.__new__(remote_class)
     # what nn.Module.__init__ makes, empty: no weights, no children, nothing to move
     torch.nn.Module.__init__(remote)
-    remote.__dict__ |= {"_sp_local": local, "_sp_channel": channel, "_sp_watch": watch, "_sp_backup": backup, "training": False}
+    # not by |=, which sets the attribute __dict__: the mixin would put the dictionary into itself, and nothing in it would ever
+    # go before Python looks for circles
+    remote.__dict__.update(_sp_local=local, _sp_channel=channel, _sp_watch=watch, _sp_backup=backup, training=False)
+    # a pack's own forward may read what its other nodes set on the model
+    remote.__dict__.update(_sp_reads_more=bool(replaced_methods(local_class)))
     return remote

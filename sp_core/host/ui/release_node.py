@@ -18,10 +18,10 @@ def release(what: str) -> str:
     if what not in RELEASES:
         raise ValueError(f"'{what}' cannot be released; there are {', '.join(RELEASES)}")
     current = session()
-    pool = current.pool
-    if pool is None or pool.over:
+    workers = sum(models.pool.world_size for models in current.pools)
+    if not workers:
         return "No workers are running."
     if what == "workers":
         current.close()
-        return f"Ended {pool.world_size} workers."
-    return f"{size(current.release_all())} of weights taken off {pool.world_size} devices; the workers stay."
+        return f"Ended {workers} workers."
+    return f"{size(current.release_all())} of weights taken off {workers} devices; the workers stay."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-import weakref
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,8 +18,10 @@ from ...pool.devices import WorkerDevice
 from ...pool.errors import Cancelled
 from .. import comfy_api
 from ..block_skips import SKIPPED, take_skips
+from ..travel import from_wire, to_wire
+from .departure import Departure
 from .known_objects import KnownObjects
-from .outgoing_options import for_workers
+from .outgoing_options import OutgoingOptions
 from .progress import Watcher
 from .recipe import Recipe
 
@@ -34,10 +35,12 @@ class WorkerSession(Protocol):
     """What a remote model asks of :class:`.session.Session`, which starts the workers and knows which models they hold."""
 
     def ensure(self, model: RemoteModel) -> Pool:
-        """The running pool, with ``model`` loaded in every worker."""
+        """The pool of the model's devices, with ``model`` loaded in every worker."""
         ...
 
-    def running_pool(self) -> Pool | None: ...
+    def running_pool(self, model: RemoteModel) -> Pool | None:
+        """The pool of the model's devices, if it can take requests."""
+        ...
 
     def holds(self, model: RemoteModel) -> bool:
         """The workers have ``model``, on their devices or in main memory."""
@@ -51,21 +54,22 @@ class WorkerSession(Protocol):
         """Have the workers let go of what they kept for a sampling run of ``model``."""
         ...
 
-    def held_by(self, model: RemoteModel, patcher: Any) -> None:
-        """Count ``patcher`` among the clones through which ComfyUI holds ``model``."""
-        ...
-
 
 @dataclass
 class RunStats:
-    """One sampling run, as SP Sampler reports it."""
+    """What the newest sampling run cost, as SP Sampler and ``GET /sp/status`` tell it."""
 
-    steps: list[float] = field(default_factory=list)
+    #: seconds of each forward, from the call here to its result. A step of the sampler is one forward, or two where ComfyUI does not
+    #: batch the prompts
+    forward_s: list[float] = field(default_factory=list)
+    #: of rank 0, in all forwards together
     exchange_s: float = 0.0
     exchange_bytes: int = 0
     exchanges: int = 0
+    #: to the workers: bytes written for them, and bytes of conditioning that they held already
     sent_bytes: int = 0
     reused_bytes: int = 0
+    #: of the last forward: how it was split, and the transport with the reason for it
     decision: str = ""
     transport: str = ""
     #: names of other packs' code that every device computed in full
@@ -73,7 +77,11 @@ class RunStats:
 
 
 class RemoteModel:
-    """Shared by all clones of one patched MODEL. Implements :class:`.proxy_module.Channel`.
+    """The computing of one patched MODEL: what its clones share, and what each of their calls goes through.
+
+    Three callers: the patched MODEL (:class:`.patcher.SPModelPatcher`) tells when a sampling run begins and ends and asks about
+    memory; its stand-in for the diffusion model (:mod:`.proxy_module`) calls :meth:`forward` and :meth:`call`; the session reads
+    what the workers need to load the model. :attr:`stats` is of the newest sampling run and is read by the report and the status.
 
     Args:
         recipe: how the workers make the model.
@@ -81,7 +89,8 @@ class RemoteModel:
         devices: one for each worker, by rank.
         weight_bytes: size of the model's weights.
         keep_loaded: "auto", "always" or "never", see SP Model Patch.
-        known_objects: what of the options the workers have by themselves.
+        departure: packs objects for the workers.
+        outgoing: sorts the options of forwards.
     """
 
     def __init__(
@@ -93,48 +102,48 @@ class RemoteModel:
         weight_bytes: int,
         keep_loaded: str = "auto",
         requested: RequestedDegrees = NOTHING_REQUESTED,
-        known_objects: KnownObjects | None = None,
+        departure: Departure | None = None,
+        outgoing: OutgoingOptions | None = None,
     ) -> None:
         self.recipe, self.devices, self.plan = recipe, devices, plan
         self.weight_bytes, self.keep_loaded, self.requested = weight_bytes, keep_loaded, requested
-        self.run = RunStats()
+        self.stats = RunStats()
         #: bytes of weights that ComfyUI lets onto this process's device
         self.allowance = math.inf
         #: set by the session. SP Model Patch ran anew and files may have changed: the workers have to replay the graph
         self.must_replay = True
-        #: cleared by the session. The workers were asked to bring the weights to the devices, and not yet to take them off
-        self.on_devices = False
-        #: the clones of the patched MODEL that ComfyUI still holds. Who computes through this object may outlive them for a while
-        self.patchers: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: devices to which workers were asked to bring the weights, and not yet to take them off
+        self._on_devices: frozenset[WorkerDevice] = frozenset()
         self._session = session
         self._pool_of_run: Pool | None = None
         #: number of the sampling run, by which each worker knows that another one has begun
         self._run_number: int | None = None
-        self._known_objects = KnownObjects({}, foreign_code=True) if known_objects is None else known_objects
+        self.departure = departure or Departure(torch.nn.Module(), {})
+        self.outgoing = outgoing or OutgoingOptions({}, KnownObjects({}, foreign_code=True), self.departure)
 
     # -- a sampling run ----------------------------------------------------------------
 
     def prepare(self) -> None:
         """Before sampling: start the workers if there are none, and load the model where it is not loaded."""
-        self.run = RunStats()
+        self.stats = RunStats()
         # ComfyUI may load the model again in the middle of a run, which does not begin another one
         self._run_number = self._run_number or time.monotonic_ns()
         self._pool_of_run = self._session.ensure(self)
-        self.on_devices = True
+        self._on_devices = frozenset(self.devices)
 
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes that worker 0 holds on its device, as far as this process knows. Never waits."""
-        return self.weight_bytes if self.on_devices and self._session.holds(self) else 0
+    def resident_bytes(self, device: torch.device | None = None) -> int:
+        """Bytes that a worker holds on ``device``, or on any device, as far as this process knows. Never waits."""
+        there = any(device is None or worker.is_on(device) for worker in self._on_devices)
+        return self.weight_bytes if there and self._session.holds(self) else 0
+
+    def left(self, device: torch.device | None = None) -> None:
+        """The session asks the workers to take the weights off all devices, or off ``device`` only."""
+        self._on_devices = frozenset(worker for worker in self._on_devices if device is not None and not worker.is_on(device))
 
     def finish(self) -> None:
         """After sampling, also after a failed one. Never waits for a block that a worker still computes after a cancel."""
         self._pool_of_run = self._run_number = None
         self._session.finish(self)
-
-    def held_by(self, patcher: Any) -> None:
-        """``patcher`` is one of the clones that compute through this object."""
-        self._session.held_by(self, patcher)
 
     def release(self, device: torch.device | None = None) -> None:
         """Take the weights off the workers' devices, or off ``device`` only. The next sampling run brings them back."""
@@ -145,14 +154,14 @@ class RemoteModel:
         if device.type == "cpu" or not self.shares(device):
             return free
         weights = spare = 0
-        pool = self._session.running_pool()
-        if pool is not None and pool.devices == self.devices:
+        pool = self._session.running_pool(self)
+        if pool is not None:
             rank = next(rank for rank, worker in enumerate(self.devices) if worker.is_on(device))
             state = pool.shared_state.ranks[rank]
             weights, spare = state.weight_bytes, state.spare_bytes
         # After the first forward every weight that ComfyUI lets onto the device is there. Under dynamic VRAM no weight
         # has to come: weights leave the device when activations need its memory.
-        all_there = bool(self.run.steps) or comfy_api.dynamic_vram()
+        all_there = bool(self.stats.forward_s) or comfy_api.dynamic_vram()
         to_come = 0 if all_there else int(min(self.weight_bytes, self.allowance)) - weights
         return headroom_for_activations(free, spare, to_come)
 
@@ -160,11 +169,15 @@ class RemoteModel:
         """A worker computes on ``device`` of this process."""
         return any(worker.is_on(device) for worker in self.devices)
 
+    def further_devices(self, own: torch.device) -> list[torch.device]:
+        """Devices of workers beside ``own``, that on which ComfyUI would compute the model."""
+        return [torch.device(worker.kind, worker.index) for worker in self.devices if not worker.is_on(own)]
+
     # -- Channel -----------------------------------------------------------------------
 
     def forward(self, method: str, named: dict[str, Any], extra: dict[str, Any], transformer_options: dict[str, Any]) -> Any:
         transformer_options, skips = take_skips(transformer_options)
-        plain = for_workers(transformer_options, self._known_objects)
+        plain, objects = self.outgoing.for_workers(transformer_options)
         if skips:
             plain[SKIPPED] = skips
         named, extra = ({name: self._travelling(name, value) for name, value in part.items()} for part in (named, extra))
@@ -180,12 +193,16 @@ class RemoteModel:
             "named": named,
             "extra": extra,
             "options": plain,
+            "objects": None if objects is None else to_wire(objects.tree),
             "requested": asdict(self.requested),
             "reset": pool.out_of_step,
         }
         reply = self._call(pool, "forward", body, device)
         pool.out_of_step = False
+        self._on_devices = frozenset(self.devices)  # where ComfyUI took them off meanwhile, they are back
         self._account(pool, reply["stats"], time.perf_counter() - started)
+        if objects is not None:
+            self.departure.take_back(objects, from_wire(reply["changed"]))
         return reply["output"]
 
     def _travelling(self, name: str, value: Any) -> Any:
@@ -210,21 +227,22 @@ class RemoteModel:
         except Cancelled:
             comfy_api.raise_interrupt()
 
-    def _account(self, pool: Pool, stats: dict[str, Any], seconds: float) -> None:
-        run = self.run
-        run.steps.append(seconds)
-        run.exchange_s += stats["exchange_s"]
-        run.exchange_bytes += stats["exchange_bytes"]
-        run.exchanges += stats["exchanges"]
+    def _account(self, pool: Pool, told: dict[str, Any], seconds: float) -> None:
+        """Count one forward: ``told`` is what rank 0 says of it, ``seconds`` what it took here."""
+        run = self.stats
+        run.forward_s.append(seconds)
+        run.exchange_s += told["exchange_s"]
+        run.exchange_bytes += told["exchange_bytes"]
+        run.exchanges += told["exchanges"]
         run.sent_bytes += pool.last_call.bytes_sent
         run.reused_bytes += pool.last_call.bytes_reused
-        for name in stats["whole"]:
+        for name in told["whole"]:
             if name not in run.whole:
                 run.whole.append(name)
                 log.info("SP: %s", computed_in_full(name))
-        if stats["decision"] != run.decision:
-            log.info("SP: %s", stats["decision"])
-        run.decision, run.transport = stats["decision"], stats["transport"]
+        if told["decision"] != run.decision:
+            log.info("SP: %s", told["decision"])
+        run.decision, run.transport = told["decision"], told["transport"]
 
 
 def computed_in_full(name: str) -> str:

@@ -13,10 +13,10 @@ def report(patched: Any) -> str:
     sp: RemoteModel | None = getattr(patched, "sp", None)
     if sp is None:
         return "One device: sampled without sequence parallelism."
-    run = sp.run
-    if not run.steps:
-        return "No step was computed."
-    total = sum(run.steps)
+    run = sp.stats
+    if not run.forward_s:
+        return "No forward was computed."
+    total, forwards = sum(run.forward_s), len(run.forward_s)
     # on accelerators it is worked out from the measured link: calls only start an exchange there
     about = "" if sp.devices[0].kind == "cpu" else "about "
     return "\n".join(
@@ -24,9 +24,9 @@ def report(patched: Any) -> str:
             f"{sp.plan.architecture} on {len(sp.devices)} devices ({', '.join(map(str, sp.devices))})",
             run.decision,
             f"exchange by {run.transport}",
-            f"forwards: {len(run.steps)}, median {median(run.steps):.3f} s, all {total:.2f} s",
-            f"exchange: {run.exchanges // len(run.steps)} a forward, {about}{100 * run.exchange_s / total:.0f} % of the time, "
-            f"{size(run.exchange_bytes / len(run.steps))} sent a rank and forward",
+            f"forwards: {forwards}, median {median(run.forward_s):.3f} s, all {total:.2f} s",
+            f"exchange: {run.exchanges // forwards} a forward, {about}{100 * run.exchange_s / total:.0f} % of the time, "
+            f"{size(run.exchange_bytes / forwards)} sent a rank and forward",
             *map(computed_in_full, run.whole),
             f"to the workers: {size(run.sent_bytes)} sent, {size(run.reused_bytes)} of conditioning named instead of sent",
         )

@@ -11,9 +11,10 @@ another branch, whose originals it keeps in a backup, and takes back what was in
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import is_not
+from itertools import chain
+from operator import is_not, methodcaller
 from types import MethodType
 from typing import Any
 
@@ -42,50 +43,62 @@ class Change:
     inside: bool = True
 
 
-class _Names:
-    """What a dictionary of a module, a class or an instance held."""
+class _Dictionaries:
+    """What the dictionaries of modules, classes and Python modules held. They are compared all at once, before each forward."""
 
-    def __init__(self, where: Mapping[Any, Any]) -> None:
+    def __init__(self, where: Sequence[Mapping[Any, Any]]) -> None:
         self._where = where
-        self._values = dict(where)
-        self._order = tuple(self._values.values())
+        self._sizes = list(map(len, where))
+        self._names = list(chain.from_iterable(where))
+        self._values = list(_values(where))
 
-    def changed(self) -> list[tuple[str, Any, Any]]:
-        """(name, value then, value now); ``_MISSING`` where there is none."""
-        where = self._where
-        # this is asked for thousands of modules before each forward
-        if len(where) == len(self._order) and not any(map(is_not, where.values(), self._order)):
-            return []
-        names = self._values.keys() | where.keys()
-        pairs = ((name, self._values.get(name, _MISSING), where.get(name, _MISSING)) for name in sorted(names, key=str))
-        return [(name, then, now) for name, then, now in pairs if then is not now]
+    def same(self) -> bool:
+        """Nothing is another object than it was."""
+        return list(map(len, self._where)) == self._sizes and not any(map(is_not, _values(self._where), self._values))
+
+    def changed(self) -> Iterator[list[tuple[str, Any, Any]]]:
+        """(name, value then, value now) of what changed, for each dictionary; ``_MISSING`` where there is none."""
+        end = 0
+        for now, size in zip(self._where, self._sizes, strict=True):
+            start, end = end, end + size
+            then = dict(zip(self._names[start:end], self._values[start:end], strict=True))
+            pairs = ((name, then.get(name, _MISSING), now.get(name, _MISSING)) for name in sorted(then.keys() | now.keys(), key=str))
+            yield [(name, before, value) for name, before, value in pairs if before is not value]
 
 
-class _Module:
-    """One module: its class, its attributes, its children and its hooks."""
+def _values(where: Iterable[Mapping[Any, Any]]) -> Iterator[Any]:
+    return chain.from_iterable(map(methodcaller("values"), where))
 
-    def __init__(self, path: str, module: nn.Module) -> None:
-        self._path, self._module, self._class = path, module, type(module)
-        self._attributes = _Names(module.__dict__)
-        self._children = _Names(module._modules)
-        self._hooks = [_Names(module._forward_hooks), _Names(module._forward_pre_hooks)]
+
+class _Modules:
+    """The modules of a model: their classes, attributes, children and hooks."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = modules
+        self._classes = list(map(type, modules.values()))
+        held = [(m.__dict__, m._modules, m._forward_hooks, m._forward_pre_hooks) for m in modules.values()]
+        self._held = _Dictionaries(list(chain.from_iterable(held)))
+
+    def same(self) -> bool:
+        return list(map(type, self._modules.values())) == self._classes and self._held.same()
 
     def changes(self) -> Iterator[Change]:
-        module = self._module
-        if type(module) is not self._class:
-            yield Change(self._below("__class__"), type(module))
-        for name, then, now in self._attributes.changed():
-            if _is_swap(module, name, then, now):
-                yield Change(self._below(name), now)
-        for name, _, now in self._children.changed():
-            yield Change(self._below(name), None if now is _MISSING else now)
-        for hooks in self._hooks:
-            for _, _, now in hooks.changed():
+        changed = self._held.changed()
+        for (path, module), kind in zip(self._modules.items(), self._classes, strict=True):
+            if type(module) is not kind:
+                yield Change(_below(path, "__class__"), type(module))
+            for name, then, now in next(changed):
+                if _is_swap(module, name, then, now):
+                    yield Change(_below(path, name), now)
+            for name, _, now in next(changed):
+                yield Change(_below(path, name), None if now is _MISSING else now)
+            for _, _, now in chain(next(changed), next(changed)):
                 if now is not _MISSING:
-                    yield Change(self._below("forward"), now)
+                    yield Change(_below(path, "forward"), now)
 
-    def _below(self, name: str) -> str:
-        return f"{self._path}.{name}" if self._path else name
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 class Snapshot:
@@ -98,19 +111,26 @@ class Snapshot:
 
     def __init__(self, local: nn.Module, backup: Mapping[str, Any]) -> None:
         self._backup, self._backup_then = backup, dict(backup)
-        modules = list(local.named_modules())
-        self._modules = [_Module(path, module) for path, module in modules]
-        classes = _classes_of(module for _, module in modules)
-        self._classes = {f"{found.__module__}.{found.__qualname__}": _Names(vars(found)) for found in classes}
+        modules = dict(local.named_modules())
+        self._modules = _Modules(modules)
+        classes = _classes_of(modules.values())
         names = {found.__module__ for found in classes} | {_ATTENTION}
         read = [name for name in sorted(names) if name in sys.modules and not _is_below(name, _NOT_READ)]
-        self._globals = {name: _Names(vars(sys.modules[name])) for name in read}
+        self._places = [f"{found.__module__}.{found.__qualname__}" for found in classes] + read
+        self._shared = _Dictionaries([vars(found) for found in classes] + [vars(sys.modules[name]) for name in read])
+
+    def is_current(self) -> bool:
+        """One that is taken now would say the same."""
+        return self._modules.same() and self._shared.same() and self._backup.keys() == self._backup_then.keys()
 
     def changes(self) -> list[Change]:
         """What is another object now, beside what ComfyUI itself applied or took back."""
-        found = [change for module in self._modules for change in module.changes() if not self._is_comfyuis(change)]
-        for place, names in (self._classes | self._globals).items():
-            found += [Change(f"{place}.{name}", now, inside=False) for name, then, now in names.changed() if callable(then)]
+        found: list[Change] = []
+        if not self._modules.same():
+            found = [change for change in self._modules.changes() if not self._is_comfyuis(change)]
+        if not self._shared.same():
+            for place, changed in zip(self._places, self._shared.changed(), strict=True):
+                found += [Change(f"{place}.{name}", now, inside=False) for name, then, now in changed if callable(then)]
         return found
 
     def _is_comfyuis(self, change: Change) -> bool:
@@ -157,7 +177,8 @@ class Watch:
 
     def accept(self) -> None:
         """What the model is now is what the workers have."""
-        self._snapshot = Snapshot(self._local, self._backup)
+        if self._snapshot is None or not self._snapshot.is_current():
+            self._snapshot = Snapshot(self._local, self._backup)
 
     def end(self) -> None:
         self._snapshot = None

@@ -13,22 +13,20 @@ if TYPE_CHECKING:
     from ...pool.coordinator import Pool
     from .remote_model import RemoteModel
 
-#: how many step times of the newest sampling run are shown
-LAST_STEPS = 10
+#: of how many forwards of the newest sampling run the times are shown
+LAST_FORWARDS = 10
 
 
 def status() -> dict[str, Any]:
-    """State of the pool, its workers and the patched MODELs that ComfyUI holds.
+    """The pools, their workers, and the patched MODELs that ComfyUI holds.
 
-    Sizes are bytes, times seconds. ``state``: none, starting, ready.
+    Sizes are bytes, times seconds. ``state``: none, starting (some pool still starts), ready.
     """
     current = session()
-    pool = current.pool
-    if pool is not None and pool.over:
-        pool = None
+    pools = [models.pool for models in current.pools]
     return {
-        "state": "none" if pool is None else "ready" if pool.usable else "starting",
-        "workers": [] if pool is None else _workers(pool),
+        "state": "none" if not pools else "ready" if all(pool.usable for pool in pools) else "starting",
+        "workers": [worker for pool in pools for worker in _workers(pool)],
         "models": [_model(model) for model in current.models],
     }
 
@@ -55,6 +53,7 @@ def _workers(pool: Pool) -> list[dict[str, Any]]:
         state = pool.shared_state.ranks[rank]
         workers.append(
             {
+                "pool": [str(other) for other in pool.devices],
                 "rank": rank,
                 "pid": pids.get(rank),
                 "device": str(device),
@@ -70,16 +69,16 @@ def _workers(pool: Pool) -> list[dict[str, Any]]:
 
 
 def _model(model: RemoteModel) -> dict[str, Any]:
-    run = model.run
+    run = model.stats
     return {
         "key": model.recipe.key,
         "architecture": model.plan.architecture,
         "devices": [str(device) for device in model.devices],
         "keep_loaded": model.keep_loaded,
         "weight_bytes": model.weight_bytes,
-        "on_devices": model.resident_bytes > 0,
-        "forwards": len(run.steps),
-        "last_steps_s": [round(step, 4) for step in run.steps[-LAST_STEPS:]],
+        "on_devices": model.resident_bytes() > 0,
+        "forwards": len(run.forward_s),
+        "last_forwards_s": [round(seconds, 4) for seconds in run.forward_s[-LAST_FORWARDS:]],
         "decision": run.decision,
         "transport": run.transport,
     }

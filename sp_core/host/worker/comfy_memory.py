@@ -44,7 +44,11 @@ def unload(patcher: Any, wholly: bool = True) -> None:
     elif hasattr(management, "unload_model_and_clones"):
         management.unload_model_and_clones(patcher)
     else:
-        management.unload_all_models()
+        # older versions have no such function, and unload_all_models would take the weights of the active model off too
+        leaving = models_to_load(patcher)
+        loaded = [entry for entry in management.current_loaded_models if entry.model is not None]
+        kept = [entry for entry in loaded if not any(model.is_clone(entry.model) for model in leaving)]
+        management.free_memory(1e30, patcher.load_device, kept)
     management.soft_empty_cache()
 
 

@@ -11,6 +11,7 @@ import torch
 from ...comm import TransportStats
 from ...planner.choose import DegreeChoice, choose
 from ...planner.cost import MeasuredRates
+from ...planner.degrees import Degrees
 from ...plans.override import OVERRIDE
 from ...plans.shape import token_count
 from .forward_call import ForwardCall
@@ -34,6 +35,8 @@ class Decider:
 
     def choice(self, model: LoadedModel, call: ForwardCall) -> DegreeChoice:
         """Degrees of one forward. Collective in the first call, which measures."""
+        if model.whole is not None:
+            return DegreeChoice(Degrees(), self._world_size)
         # a model that keeps something between forwards must find it split the same way
         one_batch = model.plan.keeps_state or wants_whole_batch(model.patcher, call.options)
         return self._choose(
@@ -44,7 +47,7 @@ class Decider:
             tokens=token_count(model.diffusion_model, call.x),
             rates=self.rates(call.x.dtype),
             may_idle=self.may_idle(model),
-            may_ring=self.may_ring(model),
+            may_ring=self.may_ring(model) and OVERRIDE not in call.options,
         )
 
     def rates(self, dtype: torch.dtype) -> MeasuredRates:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
 
 from ...parallel.groups import ParallelGroups
 from ...plans.engine import Engine, EnterBlock
 from ...plans.forward_state import ForwardState
 from ..block_skips import put_skips
-from ..options import AROUND_THE_MODEL
+from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, LATE_FORWARDS
 from . import cfg_split
+from .arrival import late_forwards
 from .forward_call import ForwardCall
 from .host_functions import host_functions
 from .patch_check import foreign_inside
@@ -23,28 +26,48 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
         call: the same on every rank.
         enter_block: called before each block; see :class:`sp_core.plans.Engine`.
     """
-    if groups.batch is not None:
-        call = cfg_split.part_of_call(call, groups.batch.rank, groups.batch.world_size)
+    if model.whole is not None:
+        return _run_alone(model, call, enter_block)
+    if groups.cfg is not None:
+        call = cfg_split.part_of_call(call, groups.cfg.rank, groups.cfg.world_size)
     groups.sequence.stats.reset()
     inputs = {**call.named, **call.extra}
-    engine = Engine(
-        model.plan,
-        groups.sequence,
-        enter_block,
-        layout=call.requested.layout,
-        inputs=inputs,
-        host=host_functions(),
-        foreign=foreign_inside(model.patcher, model.modules),
-    )
-    with engine.installed(model.diffusion_model) as state:
-        options = put_skips(engine.adapted(transformer_options(model.patcher, call.options), state))
-        output = getattr(model.diffusion_model, call.method)(**call.named, transformer_options=options, **call.extra)
-        state.check()
+    with late_forwards(model.diffusion_model, call.options):
+        engine = Engine(
+            model.plan,
+            groups.sequence,
+            enter_block,
+            layout=call.requested.layout,
+            inputs=inputs,
+            host=host_functions(),
+            foreign=foreign_inside(model.patcher, model.modules),
+        )
+        with engine.installed(model.diffusion_model) as state:
+            options = put_skips(engine.adapted(transformer_options(model.patcher, call.options), state))
+            output = getattr(model.diffusion_model, call.method)(**call.named, transformer_options=options, **call.extra)
+            state.check()
     groups.sequence.check()
-    if groups.batch is not None:
-        output = cfg_split.join_parts(output, groups.batch)
-        groups.batch.check()
+    if groups.cfg is not None:
+        output = cfg_split.join_parts(output, groups.cfg)
+        groups.cfg.check()
     return output, state
+
+
+def _run_alone(model: LoadedModel, call: ForwardCall, enter_block: EnterBlock) -> tuple[Any, ForwardState]:
+    """A forward of which nothing is shared out, on the one rank that computes it."""
+    blocks = model.plan.blocks_of(model.diffusion_model)
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(late_forwards(model.diffusion_model, call.options))
+        for index, block in enumerate(blocks):
+            hook = functools.partial(_enter, enter_block, index, len(blocks))
+            undo.callback(block.register_forward_pre_hook(hook).remove)
+        options = put_skips(transformer_options(model.patcher, call.options))
+        output = getattr(model.diffusion_model, call.method)(**call.named, transformer_options=options, **call.extra)
+    return output, ForwardState(0, 1)
+
+
+def _enter(enter_block: EnterBlock, index: int, count: int, *_: Any) -> None:
+    enter_block(index, count)
 
 
 def transformer_options(patcher: Any, sent: dict[str, Any]) -> dict[str, Any]:
@@ -53,5 +76,7 @@ def transformer_options(patcher: Any, sent: dict[str, Any]) -> dict[str, Any]:
 
     own = comfy.utils.deepcopy_list_dict(patcher.model_options.get("transformer_options", {}))
     options = {key: value for key, value in own.items() if key not in AROUND_THE_MODEL} | sent
+    # None stands for patches that a node behind SP Model Patch took away
+    options = {key: value for key, value in options.items() if key != LATE_FORWARDS and not (key in INSIDE_THE_MODEL and value is None)}
     options["prefetch_dynamic_vbars"] = bool(getattr(patcher, "is_dynamic", lambda: False)())
     return options

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from ...errors import SPError
 from ...host_path import EXTENSION
-from .. import comfy_api
+from .. import comfy_api, travel
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,9 @@ Catalogue = dict[str, tuple[str, str]]
 Graph = dict[str, dict[str, Any]]
 
 CUSTOM, EXTRAS = "custom_nodes", "comfy_extras"
+#: packages of ComfyUI's own, and of others, whose functions and classes may come with a forward by their names
+COMFYUIS = ("comfy", "comfy_extras", "comfy_execution", "node_helpers", "nodes", "latent_preview")
+LIBRARIES = ("torch", "numpy", "einops", "triton", "sageattention", "sageattn3", "flash_attn", "xformers", *travel.LIBRARIES)
 
 
 class PackFailed(SPError):
@@ -82,7 +87,7 @@ class NodePacks:
         import nodes
 
         if class_type not in self._catalogue:
-            raise NoSuchNode(f"the graph needs the node {class_type}, which the UI process does not have")
+            raise NoSuchNode(f"the graph needs the node {class_type}, which ComfyUI's process does not have")
         parent, path = self._catalogue[class_type]
         try:
             self._load(parent, path)
@@ -116,6 +121,24 @@ class NodePacks:
         self._failed.clear()
         self._load_all(CUSTOM)
         return True
+
+    def module(self, name: str) -> ModuleType:
+        """A Python module by its name: ComfyUI's, a pack's that ComfyUI has loaded (the pack is loaded first), or one of a library.
+
+        Raises:
+            SPError: it is none of these, or does not load.
+        """
+        for parent, path in dict.fromkeys(self._catalogue.values()):
+            pack = module_of_pack(path)
+            if name == pack or name.startswith(f"{pack}."):
+                try:
+                    self._load(parent, path)
+                    return importlib.import_module(name)
+                except ImportError as error:
+                    raise PackFailed(f"{os.path.basename(path)}, which has a patch of the model, does not load: {error}") from error
+        if name.split(".")[0] in (*COMFYUIS, *LIBRARIES):
+            return importlib.import_module(name)
+        raise SPError(f"a patch of the model is of {name}, which is neither ComfyUI's nor a loaded node pack's. Remove its node")
 
     def is_custom(self, class_type: str | None) -> bool:
         return class_type in self._catalogue and self._catalogue[class_type][0] == CUSTOM
@@ -179,6 +202,11 @@ class LazyNodes(dict):
     def get(self, class_type: Any, default: Any = None) -> Any:
         has = class_type in self
         return self[class_type] if has else default
+
+
+def module_of_pack(path: str) -> str:
+    """Name of a pack's module, as ``nodes.load_custom_node`` makes it of its path."""
+    return os.path.splitext(path)[0] if os.path.isfile(path) else path.replace(".", "_x_")
 
 
 def ancestors(graph: Graph, node: str) -> list[str]:

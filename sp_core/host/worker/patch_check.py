@@ -15,7 +15,7 @@ from torch import nn
 from ...errors import SPError
 from ...plans.override import OVERRIDE
 from ...plans.whole import Foreign
-from ..options import name_of, patches_in
+from ..options import CLASS, name_of, patches_in
 
 _INSIDE = "diffusion_model."
 
@@ -124,7 +124,7 @@ def check_patches(patcher: Any) -> None:
     model: nn.Module = patcher.model.diffusion_model
     for path, function in patcher.object_patches.items():
         parent, _, name = path.rpartition(".")
-        if parent == "diffusion_model" and callable(getattr(type(model), name, None)):
+        if path != CLASS and parent == "diffusion_model" and callable(getattr(type(model), name, None)):
             raise SPError(
                 f"the model's own {name} is replaced ({name_of(function)}), which then computes on a part of the tokens; "
                 "remove the node that replaces it"

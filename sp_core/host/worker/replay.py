@@ -34,10 +34,10 @@ class GraphReplay:
 
     def __init__(self, context: WorkerContext, catalogue: Catalogue) -> None:
         self._context = context
-        self._packs = NodePacks(catalogue, self._get_on)
+        self.packs = NodePacks(catalogue, self._get_on)
         self._values = Values()
         self._values.install()
-        self._executor = comfy_api.make_executor(self._packs.server)
+        self._executor = comfy_api.make_executor(self.packs.server)
 
     def output(self, graph: Graph, values: dict[str, list[Any]], node: str, index: int, list_index: int | None) -> Any:
         """Run what ``node`` needs of ``graph``, and return its output number ``index``, of a list the member ``list_index``.
@@ -68,17 +68,17 @@ class GraphReplay:
         try:
             self._run(graph, node)
         except (NodeFailed, PackFailed) as error:
-            of_a_pack = isinstance(error, PackFailed) or self._packs.is_custom(error.class_type)
-            if not (of_a_pack and self._packs.load_rest()):
+            of_a_pack = isinstance(error, PackFailed) or self.packs.is_custom(error.class_type)
+            if not (of_a_pack and self.packs.load_rest()):
                 raise
             log.info("%s; once more, with all packs that ComfyUI has loaded", error)
             self._run(graph, node)
 
     def _run(self, graph: Graph, node: str) -> None:
         try:
-            graph = copied(self._packs.load_for(graph, node))
-            self._executor.success, self._executor.server = True, self._packs.server
-            prompt_id = self._packs.server.last_prompt_id = f"sp-{time.monotonic_ns()}"
+            graph = copied(self.packs.load_for(graph, node))
+            self._executor.success, self._executor.server = True, self.packs.server
+            prompt_id = self.packs.server.last_prompt_id = f"sp-{time.monotonic_ns()}"
             with torch.inference_mode(), interruptible(self._context.cancelled):
                 comfy_api.execute(self._executor, graph, prompt_id, [node])
         finally:
@@ -97,7 +97,7 @@ class GraphReplay:
 
     def trim(self, graph: dict[str, Any]) -> None:
         """Forget what was computed for nodes that are not in ``graph``."""
-        comfy_api.trim_cache(self._executor, self._packs.loaded_part(graph))
+        comfy_api.trim_cache(self._executor, copied(self.packs.loaded_part(graph)))
 
 
 def member_of(values: list[Any], list_index: int | None, node: str) -> Any:

@@ -30,6 +30,8 @@ class LoadedModel:
     #: the host's ModelPatcher
     patcher: Any
     plan: SequencePlan
+    #: name of a pack's class that computes in the place of the model's, so that the forward cannot be shared out
+    whole: str | None = None
     #: the sampling run that has begun with this model on this rank, and is not over
     run: int | None = None
 

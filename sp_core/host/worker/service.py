@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ... import settings
 from ...comm import Transport
 from ...comm.choice import make_transport
 from ...errors import SPError
@@ -15,14 +16,16 @@ from ...parallel.measure import measure_rates
 from ...planner.choose import DegreeChoice
 from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees
-from ...plans import plan_named, validate
+from ...plans import code_of_packs, plan_of, validate
 from ...plans.forward_state import ForwardState
 from ...pool.protocol import GROUP_TIMEOUT
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
-from ...settings import stall_timeout_s
 from .. import comfy_api
-from . import comfy_memory, verify
+from ..options import CLASS
+from ..travel import from_wire, to_wire
+from . import comfy_memory
+from .arrival import Arrivals
 from .decide import Decider
 from .digest import digests_of_all_ranks
 from .forward import run_forward
@@ -31,6 +34,7 @@ from .patch_check import check_patches, gets_whole_data
 from .replay import GraphReplay
 from .residency import LoadedModel, Residency
 from .uncompiled import uncompile
+from .verify import check_ranks_agree
 
 
 class HostService:
@@ -42,6 +46,7 @@ class HostService:
         comfy_memory.share_pinned_memory(context.world_size)
         register_models()
         self._replay = GraphReplay(context, options["catalogue"])
+        self._arrivals = Arrivals(self._replay.packs.module)
         self._residency = Residency(context)
         self._decider = Decider(context.world_size, context.device, self._measure_rates)
         self._groups = ParallelGroupsCache(self._make_transport, GROUP_TIMEOUT)
@@ -73,7 +78,9 @@ class HostService:
         if body["reset"]:
             # a request failed before this one, so the ranks' groups may be out of step
             self._groups.renew()
-        model, call = self._residency[body["key"]], ForwardCall.from_body(body)
+        model = self._residency[body["key"]]
+        objects = None if body["objects"] is None else from_wire(body["objects"])
+        call = self._arrivals.complete(ForwardCall.from_body(body), objects, model)
         choice = self._decider.choice(model, call)
         groups = self._groups.build(choice.degrees)
         if groups is None:
@@ -82,17 +89,18 @@ class HostService:
         self._residency.activate(model, model.activation_bytes(call.x) / shares, body["run"])
         output, state = run_forward(model, call, groups, self.context.enter_block)
         self._residency.show_memory(model)
-        if verify.wanted() and choice.degrees.ranks == self.context.world_size:
-            verify.check_ranks_agree(output)
-        return {"output": output, "stats": self._stats(choice, groups, state)}
+        if settings.verify_ranks() and choice.degrees.ranks == self.context.world_size:
+            check_ranks_agree(output)
+        changed = to_wire(self._arrivals.changed() if self.context.rank == 0 else [])
+        return {"output": output, "stats": self._stats(model, choice, groups, state), "changed": changed}
 
-    def _stats(self, choice: DegreeChoice, groups: ParallelGroups, state: ForwardState) -> dict[str, Any]:
+    def _stats(self, model: LoadedModel, choice: DegreeChoice, groups: ParallelGroups, state: ForwardState) -> dict[str, Any]:
         stats, transport = groups.sequence.stats, groups.sequence.all_ranks
         return {
             "exchange_s": self._decider.exchange_s(stats),
             "exchange_bytes": stats.bytes_sent,
             "exchanges": stats.exchanges,
-            "decision": choice.line(state.describe(), transport.name),
+            "decision": choice.line(state.describe(), transport.name) + ("" if model.whole is None else computed_alone(model.whole)),
             "whole": state.got_whole,
             "transport": self._transport_reasons.get(transport.name, transport.name),
         }
@@ -106,6 +114,7 @@ class HostService:
     def _do_finish(self, body: dict[str, Any]) -> None:
         """A sampling run is over: the model, and the host, let go of what they kept for it."""
         model = self._residency.get(body["key"])
+        self._arrivals.forget()
         try:
             if model is not None and body["method"]:
                 getattr(model.diffusion_model, body["method"])()
@@ -118,13 +127,14 @@ class HostService:
         model = self._residency.get(body["key"])
         if self.context.rank in body["ranks"]:
             self._residency.release(model, body["wholly"])
-        # last, for it is the one thing here that other ranks can spoil
+        # Last: this waits for all ranks, and one that failed must not keep this rank from giving its weights back.
         if not body["reset"]:
             self._groups.trim()
         self._residency.show_memory(model)
 
     def _do_keep(self, body: dict[str, Any]) -> dict[str, Any]:
         """Forget every model but these, on the device and in the cache of replayed graphs."""
+        self._arrivals.forget()
         self._residency.forget_all_but(body["keys"])
         self._replay.trim(body["graph"])
         self._residency.show_memory(None)
@@ -144,12 +154,17 @@ class HostService:
             self.context.device,
             directory=self.context.directory,
             # the coordinator notices first, and knows who keeps whom waiting; this is for when it cannot
-            timeout_s=2 * stall_timeout_s(),
+            timeout_s=2 * settings.stall_timeout_s(),
             should_abort=self.context.should_abort,
         )
         self._transport_reasons[transport.name] = reason
         transport.on_enter = self.context.enter_collective
         return transport
+
+
+def computed_alone(name: str) -> str:
+    """Why the other devices are idle, for people."""
+    return f"; the class {name} has code of its own in the model's forward, which nobody can share out, so one device computes all of it"
 
 
 def _checked(patcher: Any, architecture: str) -> LoadedModel:
@@ -159,11 +174,14 @@ def _checked(patcher: Any, architecture: str) -> LoadedModel:
         SPError: it is another architecture, or holds a patch that cannot work.
     """
     uncompile(patcher)
-    found = type(patcher.model.diffusion_model).__name__
-    if found != architecture:
-        raise SPError(f"the workers made a {found} from the graph, the UI process a {architecture}")
-    plan = plan_named(found)
-    validate(plan, patcher.model.diffusion_model, f"ComfyUI {comfy_api.version()}")
-    model = LoadedModel(patcher, plan)
+    inner = patcher.model.diffusion_model
+    # another branch that is active may have left a class of its own in the model that both share
+    own = patcher.object_patches_backup.get(CLASS, type(inner))
+    kind = patcher.object_patches.get(CLASS, own)
+    plan = plan_of(kind, own)
+    if plan.architecture != architecture:
+        raise SPError(f"the workers made a {plan.architecture} from the graph, ComfyUI's process a {architecture}")
+    validate(plan, inner, f"ComfyUI {comfy_api.version()}")
+    model = LoadedModel(patcher, plan, code_of_packs(plan, inner, kind))
     check_patches(patcher)
     return model

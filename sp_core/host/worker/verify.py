@@ -7,18 +7,13 @@ then costs a hash and a small collective.
 from __future__ import annotations
 
 import hashlib
-import os
 from typing import Any
 
 import torch
 
+from ... import settings
 from ...comm.small_collectives import all_gather_bytes
 from ...errors import SPError
-
-
-def wanted() -> bool:
-    """The environment asks for the check."""
-    return os.environ.get("SP_VERIFY_RANKS", "") not in ("", "0")
 
 
 def check_ranks_agree(output: Any) -> None:
@@ -30,7 +25,7 @@ def check_ranks_agree(output: Any) -> None:
     digests = all_gather_bytes(None, digest(output))
     different = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if different:
-        raise SPError(f"SP_VERIFY_RANKS: the output of rank {', '.join(map(str, different))} differs from that of rank 0")
+        raise SPError(f"{settings.VERIFY_RANKS}: the output of rank {', '.join(map(str, different))} differs from that of rank 0")
 
 
 def digest(output: Any) -> bytes:

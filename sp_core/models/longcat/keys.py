@@ -1,6 +1,6 @@
-"""LongCat-Video checkpoints: key layouts, and the configuration that they imply.
+"""LongCat-Video checkpoints: the names of their keys, and the configuration that they imply.
 
-Two layouts are in use. The official one fuses q, k, v (and the text's k, v) into one
+Two sets of names are in use. The official one fuses q, k, v (and the text's k, v) into one
 projection; the re-keyed one has them apart and uses Wan's names. Names are translated to
 the official ones; fused or apart stays as it is, so that no weight is copied and no
 quantisation scale has to be divided.
@@ -62,13 +62,13 @@ def _translate(name: str, table: Mapping[str, str]) -> str:
 
 
 def official_name(name: str) -> str:
-    """Official name of a key or module path of either layout; other names stay."""
+    """Official name of a key or module path of either set; other names stay."""
     block = _IN_BLOCK.fullmatch(name)
     return block[1] + _translate(block[2], _BLOCK) if block else _translate(name, _TOP)
 
 
 def rekeyed_name(name: str) -> str:
-    """The re-keyed layout's name of an official key or module path whose projections are apart."""
+    """The re-keyed name of an official key or module path whose projections are apart."""
     block = _IN_BLOCK.fullmatch(name)
     tables = [{new: old for old, new in table.items()} for table in (_TOP, _BLOCK)]
     return block[1] + _translate(block[2], tables[1]) if block else _translate(name, tables[0])
@@ -95,7 +95,7 @@ def detect(state_dict: Mapping[str, Any], prefix: str = "") -> dict[str, Any] | 
     Avatar variants have audio layers that this model lacks: they are not recognised.
 
     Args:
-        state_dict: keys of either layout behind ``prefix``; only shapes are looked at.
+        state_dict: keys of either set behind ``prefix``; only shapes are looked at.
     """
     if not _looks_like_it(state_dict, prefix):
         return None

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ...layout import SequenceLayout, TileLayout, choose_split
+from ...layout import SequenceLayout, TileLayout
 from ..forward_state import ForwardState
 from ..frame_conditioning import FrameAttention, FrameConditioning
 from ..host_functions import HostFunctions
@@ -24,8 +24,7 @@ from ..shard_rules import by_frame, by_token
 
 
 def _tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_size: int) -> SequenceLayout:
-    frames, height, width = arguments["transformer_options"]["grid_sizes"]
-    return TileLayout((frames, height, width), choose_split(height, width, world_size))
+    return TileLayout.over(arguments["transformer_options"]["grid_sizes"], world_size)
 
 
 def _for_rank(conditioning: FrameConditioning, state: ForwardState) -> FrameConditioning:

@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..host_functions import HostFunctions
+from ..ltx_arguments import compressed_timestep, item, rope_tables
 from ..plan import Attention, Blocks, HookPoint, MaskRule, SequencePlan, input_tiles
-from ..shard_rules import by_token, compressed_timestep, item, rope_tables
+from ..shard_rules import by_token
 
 
 def _guide_attention(module: nn.Module, host: HostFunctions) -> Callable[..., Tensor]:

@@ -6,10 +6,51 @@ out of the sequence, so each rank gives its part of both.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
+from ...comm import Transport
+from ...errors import SPError
+from ..forward_state import ForwardState, Gather
 from ..plan import Attention, Blocks, HookPoint, SequencePlan
-from ..shard_rules import by_token, gather_segments, segment, segments
+from ..shard_rules import Segment, by_token, segments
+
+
+def segment(value: Segment, state: ForwardState) -> Segment:
+    """This rank's part of one segment, in its own numbering; it may be empty."""
+    start, stop, row = value
+    own = _own_range(state, state.rank)
+    # an empty part lies at the end of the rank's tokens: any place without tokens will do
+    lower, upper = (min(max(edge, own.start), own.stop) - own.start for edge in (start, own.stop if stop is None else stop))
+    return lower, upper, row
+
+
+def gather_segments(*names: str) -> Gather:
+    """For a hook point that returns one (n, C) tensor for each of these segment arguments: all ranks' rows of each.
+
+    Raises:
+        SPError: in a forward whose layout is not flat.
+    """
+
+    def gather(outputs: tuple[Tensor, ...], arguments: Mapping[str, Any], state: ForwardState, transport: Transport) -> Any:
+        gathered = []
+        for rows_nC, name in zip(outputs, names, strict=True):
+            start, stop, _ = arguments[name]
+            ranges = [_own_range(state, rank) for rank in range(state.world_size)]
+            counts = [max(0, min(stop, own.stop) - max(start, own.start)) for own in ranges]
+            gathered.append(transport.all_gather_tokens(rows_nC[None].contiguous(), counts)[0])
+        return tuple(gathered)
+
+    return gather
+
+
+def _own_range(state: ForwardState, rank: int) -> slice:
+    indices = state.layout.indices(rank)
+    if not isinstance(indices, slice):
+        raise SPError("Tokens that lie in segments can only be shared flat; leave the layout of SP Model Patch at auto or flat")
+    return indices
 
 
 def _without_layout(payload: dict[str, Any]) -> dict[str, Any]:

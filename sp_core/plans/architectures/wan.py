@@ -8,17 +8,17 @@ from typing import Any
 
 from torch import nn
 
-from ...layout import FlatLayout, SequenceLayout, TileLayout, choose_split
+from ...layout import FlatLayout, SequenceLayout, TileLayout
 from ..plan import Attention, Blocks, HookPoint, SequencePlan
 from ..shard_rules import by_frame, by_token
 
 
 def _tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_size: int) -> SequenceLayout:
     """Tiles of the frame grid; reference tokens lie before the grid, in-context latents behind it."""
-    frames, height, width = arguments["transformer_options"]["grid_sizes"]
-    extra = tokens - frames * height * width
+    grid = arguments["transformer_options"]["grid_sizes"]
+    extra = tokens - prod(grid)
     prefix = extra if getattr(model, "ref_conv", None) is not None else 0
-    return TileLayout((frames, height, width), choose_split(height, width, world_size), prefix, extra - prefix)
+    return TileLayout.over(grid, world_size, prefix, extra - prefix)
 
 
 def _layout(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_size: int) -> SequenceLayout:

@@ -16,7 +16,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ...errors import SPError
-from ...layout import SequenceLayout, TileLayout, choose_split
+from ...layout import SequenceLayout, TileLayout
 from ..forward_state import ForwardState
 from ..plan import Attention, Blocks, HookPoint, flat_layout
 from ..shard_rules import by_frame, by_token
@@ -40,14 +40,14 @@ def _whole_frames(model: nn.Module, arguments: Mapping[str, Any], tokens: int, w
     height, width = _frame(model, arguments)
     if tokens % (height * width):
         raise SPError(f"The {tokens} tokens are no whole frames of {height} x {width}, so they cannot be shared")
-    return TileLayout((tokens // (height * width), height, width), choose_split(height, width, world_size))
+    return TileLayout.over((tokens // (height * width), height, width), world_size)
 
 
 def _video_first(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_size: int) -> SequenceLayout:
     """Tiles of the video's tokens; a reference picture and motion of other sizes lie behind them."""
     height, width = _frame(model, arguments)
     frames = arguments["input"].size(2)
-    return TileLayout((frames, height, width), choose_split(height, width, world_size), suffix=tokens - frames * height * width)
+    return TileLayout.over((frames, height, width), world_size, suffix=tokens - frames * height * width)
 
 
 def _video_tokens(_: int, state: ForwardState) -> int:

@@ -3,6 +3,7 @@
 Each of them needs something whole: all heads, all tokens, or all rows of the batch.
 """
 
+import threading
 import types
 
 import torch
@@ -259,7 +260,18 @@ class ValuesPassed:
             host.optimized_attention, host.optimized_attention_masked = before
 
 
-WRAPPERS = {"weaker": BlockWrapper, "values": ValuesPassed}
+class Locked:
+    """A replacement of a block that changes nothing, and holds what nobody can send."""
+
+    def __init__(self, switch, block):
+        self.lock = threading.Lock()
+
+    def __call__(self, args, extra):
+        with self.lock:
+            return extra["original_block"](args)
+
+
+WRAPPERS = {"weaker": BlockWrapper, "values": ValuesPassed, "locked": Locked}
 
 
 class SPForeignBlockWrapper(ModelNode):
@@ -286,7 +298,7 @@ class SPForeignGuider:
                 "model": ("MODEL",),
                 "positive": conditioning,
                 "negative": conditioning,
-                "kind": ([*WRAPPERS, "closure"],),
+                "kind": (list(WRAPPERS),),
                 "blocks": ("STRING", {"default": "0,2"}),
             }
         }
@@ -316,11 +328,29 @@ class SPForeignGuider:
 
         model = model.clone()
         for block in map(int, blocks.split(",")):
-            wrapper = (lambda args, extra: extra["original_block"](args)) if kind == "closure" else WRAPPERS[kind](switch, block)
-            model.set_model_patch_replace(wrapper, "dit", "double_block", block)
+            model.set_model_patch_replace(WRAPPERS[kind](switch, block), "dit", "double_block", block)
         guider = Guider(model)
         guider.set_conds(positive, negative)
         return (guider,)
+
+
+class SPForeignCounting(ModelNode):
+    """A residual that grows with each forward, keeps what it saw, and so depends on what it kept."""
+
+    def patch(self, model):
+        model = model.clone()
+        count, seen = 0, []
+
+        def add(args):
+            nonlocal count
+            if args["block_index"] != 1:
+                return {"img": args["img"]}
+            count += 1
+            seen.append(args["img"].mean(1, keepdim=True))
+            return {"img": args["img"] + 0.2 * count * sum(seen)}
+
+        model.set_model_patch(add, "double_block")
+        return (model,)
 
 
 # -- objects in transformer_options ---------------------------------------------------
@@ -349,6 +379,22 @@ class SPForeignReadsState(ModelNode):
         return (model,)
 
 
+def growing(function, q, k, v, heads, *args, **kwargs):
+    """Attention that counts its calls in plain data of the options, and grows sharper with each."""
+    kept = kwargs["transformer_options"]["sp_foreign_kept"]
+    kept["calls"].append(1)
+    return function(q * (1.0 + 0.02 * len(kept["calls"])), k, v, heads, *args, **kwargs)
+
+
+class SPForeignKept(ModelNode):
+    """Puts plain data into the options that an attention function changes."""
+
+    def patch(self, model):
+        model = model.clone()
+        model.model_options["transformer_options"].update(sp_foreign_kept={"calls": []}, optimized_attention_override=growing)
+        return (model,)
+
+
 class SPForeignState(ModelNode):
     """Puts the state object into the options; with ``closure`` it holds a function that nobody can import."""
 
@@ -366,17 +412,45 @@ class SPForeignState(ModelNode):
 
 
 class SPForeignClass(ModelNode):
-    """Gives the model a class of the pack's own, made of the model's class."""
+    """Gives the model a class of the pack's own, made of the model's class, which replaces ``method`` if it is named."""
 
-    def patch(self, model):
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",)}, "optional": {"method": ("STRING", {"default": "forward_orig"})}}
+
+    def patch(self, model, method="forward_orig"):
         model = model.clone()
         base = type(model.get_model_object("diffusion_model"))
 
-        class ForeignWanModel(base):
-            def forward_orig(self, x, *args, **kwargs):
-                return super().forward_orig(x * 1.1, *args, **kwargs)
+        def stronger(self, x, *args, **kwargs):
+            return getattr(super(ForeignWanModel, self), method)(x * 1.1, *args, **kwargs)
 
+        class ForeignWanModel(base):
+            def helper(self):
+                return self.dim
+
+        if method:
+            setattr(ForeignWanModel, method, stronger)
         model.add_object_patch("diffusion_model.__class__", ForeignWanModel)
+        return (model,)
+
+
+class SPForeignClassOfItsOwn(ModelNode):
+    """Gives the model a class that is made of torch's alone, with a forward of its own."""
+
+    def patch(self, model):
+        import comfy.ldm.wan.model as host
+
+        model = model.clone()
+
+        class ForeignModel(torch.nn.Module):
+            forward_orig, rope_encode = host.WanModel.forward_orig, host.WanModel.rope_encode
+            unpatchify, _forward = host.WanModel.unpatchify, host.WanModel._forward
+
+            def forward(self, x, timestep, context, clip_fea=None, transformer_options=None, **kwargs):
+                return self._forward(1.1 * x, timestep, context, clip_fea, None, transformer_options or {}, **kwargs)
+
+        model.add_object_patch("diffusion_model.__class__", ForeignModel)
         return (model,)
 
 

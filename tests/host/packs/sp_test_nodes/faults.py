@@ -6,14 +6,9 @@ import os
 import time
 
 import torch
-import torch.distributed as dist
 
 from .base import ModelNode
-
-
-def _rank():
-    """This worker's rank; None in the UI process."""
-    return dist.get_rank() if dist.is_initialized() else None
+from .base import rank as own_rank
 
 
 class SPTestMemoryDemand:
@@ -102,10 +97,11 @@ class SPTestReleaseOneRank:
     CATEGORY = "test"
 
     def release(self, samples, model, rank):
-        from sp_core.host.ui.session import release_body, session
+        from sp_core.host.ui.pool_models import release_body
+        from sp_core.host.ui.session import session
 
-        pool = session().running_pool()
-        pool.call("release", {**release_body(pool, model.sp), "ranks": [rank], "wholly": False})
+        pool = session().running_pool(model.sp)
+        pool.call("release", {**release_body(pool, model.sp.recipe.key), "ranks": [rank], "wholly": False})
         return {"ui": {"held": [state.weight_bytes for state in pool.shared_state.ranks]}, "result": (samples,)}
 
 
@@ -121,7 +117,7 @@ class SPTestUnsteadyLink(ModelNode):
         return {"required": {"model": ("MODEL",), "number": ("INT", {"default": 0})}}
 
     def patch(self, model, number):
-        if _rank() is not None:
+        if own_rank() is not None:
             from sp_core.host.worker.decide import Decider
             from sp_core.planner.cost import MeasuredRates
 
@@ -137,7 +133,7 @@ class SPTestSteadyLink(SPTestUnsteadyLink):
     """Undoes that."""
 
     def patch(self, model, number):
-        if _rank() is not None:
+        if own_rank() is not None:
             from sp_core.host.worker.decide import Decider
 
             Decider.rates, Decider.may_idle = getattr(Decider, "steady", (Decider.rates, Decider.may_idle))
@@ -150,7 +146,7 @@ class SPTestCountLoads(ModelNode):
     def patch(self, model):
         import comfy.model_management as management
 
-        if _rank() is not None and not hasattr(management, "unwatched_load"):
+        if own_rank() is not None and not hasattr(management, "unwatched_load"):
             management.unwatched_load = management.load_models_gpu
 
             def load(*args, **kwargs):
@@ -165,7 +161,7 @@ class SPTestCountWalks(ModelNode):
     """Tells in the log whenever a worker walks over the parameters of a block."""
 
     def patch(self, model):
-        if _rank() is not None and not hasattr(torch.nn.Module, "unwatched_named_parameters"):
+        if own_rank() is not None and not hasattr(torch.nn.Module, "unwatched_named_parameters"):
             torch.nn.Module.unwatched_named_parameters = torch.nn.Module.named_parameters
 
             def named_parameters(module, *args, **kwargs):
@@ -182,14 +178,17 @@ class SPTestSlowInWorkers:
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",), "seconds": ("FLOAT", {"default": 1.0})}}
+        until = ("STRING", {"default": ""})
+        return {"required": {"model": ("MODEL",), "seconds": ("FLOAT", {"default": 1.0})}, "optional": {"until": until}}
 
     RETURN_TYPES = ("MODEL",)
     FUNCTION = "wait"
     CATEGORY = "test"
 
-    def wait(self, model, seconds):
-        if _rank() is not None:
+    def wait(self, model, seconds, until=""):
+        if own_rank() is not None:
+            if until:
+                _wait_until(until)
             parts = []
             for _ in range(10):
                 time.sleep(seconds / 10)
@@ -216,12 +215,18 @@ class SPTestFault:
         def override(function, *args, **kwargs):
             nonlocal seen
             seen += 1
-            if _rank() == rank and seen == call + 1:
+            if own_rank() == rank and seen == call + 1:
                 _fail(kind)
             return function(*args, **kwargs)
 
         model.model_options["transformer_options"]["optimized_attention_override"] = override
         return (model,)
+
+
+def _wait_until(path):
+    """Until the test makes this file."""
+    while not os.path.exists(path):
+        time.sleep(0.02)
 
 
 def _fail(kind):
@@ -233,6 +238,9 @@ def _fail(kind):
         raise torch.AcceleratorError("CUDA error: unspecified launch failure")
     if kind in ("hang", "slow"):
         time.sleep(3600 if kind == "hang" else 5)
+        return
+    if kind.startswith("until "):
+        _wait_until(kind.removeprefix("until "))
         return
     if kind == "exit":
         os._exit(7)

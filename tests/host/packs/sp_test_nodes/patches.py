@@ -1,5 +1,7 @@
 """Patches of every kind, for both sides of SP Model Patch."""
 
+import threading
+
 import torch
 
 from .base import ModelNode
@@ -52,7 +54,7 @@ class SPTestBlockPatch(ModelNode):
 
 
 class SPTestCfgFunction(ModelNode):
-    """A CFG function: runs in the UI process, so it may stand behind SP Model Patch."""
+    """A CFG function: runs in ComfyUI's process, so it may stand behind SP Model Patch."""
 
     def patch(self, model):
         model = model.clone()
@@ -128,10 +130,13 @@ class SPTestSetOption:
         options = model.model_options["transformer_options"]
         if option == "patches":
             options["patches"] = {"double_block": [lambda args: {"img": args["img"]}]}
+        elif option == "locked":
+            lock = threading.Lock()
+            options["patches"] = {"double_block": [lambda args: {"img": args["img"]} if lock else {}]}
         elif option == "attention":
             options["optimized_attention_override"] = lambda function, *args, **kwargs: function(*args, **kwargs)
         else:
-            options[option] = object()
+            options[option] = threading.Lock()
         return (model,)
 
 

@@ -1,6 +1,7 @@
 """What packs do to models, in their own ways: chunked attention, guidance in cross-attention, residuals, swapping, caches."""
 
 import logging
+import threading
 import types
 
 import torch
@@ -146,15 +147,21 @@ class SPTestForwardReplaced(ModelNode):
 
 
 class SPTestPatchWhileSampling(ModelNode):
-    """A guidance that changes a block for one forward."""
+    """A guidance that changes a block for one forward, by a function that can be sent elsewhere or that is ``locked``."""
 
-    def patch(self, model):
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",)}, "optional": {"locked": ("BOOLEAN", {"default": False})}}
+
+    def patch(self, model, locked=False):
         import comfy.model_patcher
         import comfy.samplers
 
         model = model.clone()
+        lock = threading.Lock() if locked else None
 
         def weaker(args, extra):
+            assert lock is None or not lock.locked()
             out = extra["original_block"](args)
             return {**out, "img": out["img"] * 0.9}
 
