@@ -4,7 +4,7 @@
 // the receiver's slot, then stores the exchange's number (its epoch) in the receiver's header. Numbers only grow, so
 // nothing is ever reset and a fast rank cannot be mistaken for a slow one.
 //
-// Which slot to write is *granted* by the receiver one exchange ahead: when it finishes exchange e it grants a slot for
+// Which slot to write is *granted* by the receiver one exchange ahead: between exchanges e and e + 1 it grants a slot for
 // e + 2. A rank that finished e has seen everybody arrive in e, so everybody's grant for e + 1 is in place, and no
 // exchange has a barrier at its start. A slot that is still in use by a caller is simply not granted. Only when the
 // granted slot turns out too small (sizes changed) the receiver grants a second, larger one when it enters.
@@ -27,7 +27,7 @@
 namespace {
 
 constexpr uint64_t kMagic = 0x3130656772616863;
-constexpr int kRing = 4;  // a rank is at most one exchange ahead of another and grants two ahead
+constexpr int kRing = 4;  // of the last exchanges: at most three are in use, e to e + 2
 constexpr int kSignatureBytes = 384;
 constexpr int kMaxTensors = 8;
 constexpr int kMessageBytes = 768;

@@ -17,7 +17,14 @@
 
 #include "all2all_addresses.h"
 
+// NVRTC gives kernels that are looked up by name; nvcc's host side in all2all_heads.cu launches its own
+#ifdef __CUDACC_RTC__
+#define SP_KERNEL extern "C" __global__
+namespace sp_device {
+#else
+#define SP_KERNEL __global__
 namespace {
+#endif
 
 #ifndef SP_THREADS
 #define SP_THREADS 256
@@ -145,7 +152,7 @@ __device__ void wait_for_all(const Launch& p, int blocks) {
   if (threadIdx.x == 0) *static_cast<volatile uint32_t*>(&p.status->completed) = p.epoch;
 }
 
-__global__ void __launch_bounds__(kThreads, 2) push_kernel(const __grid_constant__ Launch p) {
+SP_KERNEL void __launch_bounds__(kThreads, 2) push_kernel(const __grid_constant__ Launch p) {
   __shared__ int slot;
   const int world = p.exchange.world;
   const sp::Share share = sp::block_share(blockIdx.x, gridDim.x, world, p.rank);
@@ -181,12 +188,12 @@ __global__ void __launch_bounds__(kThreads, 2) push_kernel(const __grid_constant
 }
 
 // What goes around copies that the copy engines make: nothing moves before the kernel, or after it, on a stream.
-__global__ void signal_kernel(const __grid_constant__ Launch p) {
+SP_KERNEL void signal_kernel(const __grid_constant__ Launch p) {
   if (threadIdx.x == 0) *static_cast<volatile uint32_t*>(&p.status->started) = p.epoch;
   __threadfence_system();
   if (threadIdx.x < p.exchange.world) store_release(&control_of(p, threadIdx.x)->arrived[p.rank][0], stamp(p));
 }
 
-__global__ void wait_kernel(const __grid_constant__ Launch p) { wait_for_all(p, 0); }
+SP_KERNEL void wait_kernel(const __grid_constant__ Launch p) { wait_for_all(p, 0); }
 
-}  // namespace
+}  // namespace sp_device, or none

@@ -5,7 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from sp_core.host.ui.patch_node import KEEP_LOADED, check_degrees, patch_model, supported_models
-from sp_core.planner.degrees import LAYOUTS, RequestedDegrees
+from sp_core.planner.degrees import LAYOUT_CHOICES, RequestedDegrees
 
 
 class SPModelPatch(io.ComfyNode):
@@ -43,7 +43,7 @@ class SPModelPatch(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "layout",
-                    options=list(LAYOUTS),
+                    options=list(LAYOUT_CHOICES),
                     default="auto",
                     optional=True,
                     advanced=True,

@@ -18,11 +18,12 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from workflow_graphs import MODELS, Graph, Node, Wire, all_graphs  # noqa: E402
 
+from nodes import NODES  # noqa: E402
 from sp_core.demo.comfy_server import ComfyServer, prepare_base  # noqa: E402
 from sp_core.host_path import find_comfyui  # noqa: E402
 
 _WIDGETS = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3"}
-_OURS = {"SPModelPatch", "SPSampler", "SPLongCatLatent", "SPLongCatSigmas", "SPLongCatCFGZero"}
+_OURS = {row.node_id for row in NODES}
 _NOTE_ID = 100
 
 
@@ -76,69 +77,14 @@ def api_format(graph: Graph, catalogue: dict[str, Any]) -> dict[str, Any]:
 
 def ui_format(graph: Graph, catalogue: dict[str, Any]) -> dict[str, Any]:
     links: list[list[Any]] = []
-    leaving: dict[tuple[int, int], list[int]] = {}
-    by_id = {node.id: node for node in graph.nodes}
-    nodes = []
-    for order, node in enumerate(graph.nodes):
-        info = catalogue[node.type]
-        sockets, values = [], []
-        for name, kind, options in inputs_of(info):
-            value = node.values.get(name)
-            if is_widget(kind, options):
-                if is_left_out(node, name, options):
-                    continue
-                values.append(value_of(node, name, kind, options))
-                if options.get("control_after_generate"):
-                    values.append(node.after)
-                continue
-            link = None
-            if isinstance(value, Wire):
-                link = len(links) + 1
-                kind = catalogue[by_id[value.node].type]["output"][value.output]
-                links.append([link, value.node, value.output, node.id, len(sockets), kind])
-                leaving.setdefault((value.node, value.output), []).append(link)
-            sockets.append({"name": name, "type": options["list"], "link": link})
-        nodes.append(
-            {
-                "id": node.id,
-                "type": node.type,
-                "pos": list(node.pos),
-                "size": list(node.size or (270, 100)),
-                "flags": {},
-                "order": order,
-                "mode": 0,
-                "inputs": sockets,
-                "outputs": [],
-                **({"title": node.title} if node.title else {}),
-                "properties": {"Node name for S&R": node.type, **_origin(node), **_files(node)},
-                "widgets_values": values,
-                **({"color": "#233", "bgcolor": "#355"} if node.type in _OURS else {}),
-            }
-        )
+    nodes = [_node_entry(graph, order, links, catalogue) for order in range(len(graph.nodes))]
     for entry in nodes:
         info = catalogue[entry["type"]]
         entry["outputs"] = [
-            {"name": name, "type": kind, "links": leaving.get((entry["id"], slot), [])}
+            {"name": name, "type": kind, "links": [link[0] for link in links if link[1:3] == [entry["id"], slot]]}
             for slot, (name, kind) in enumerate(zip(info["output_name"], info["output"], strict=True))
         ]
-    nodes.append(
-        {
-            "id": _NOTE_ID,
-            "type": "MarkdownNote",
-            "pos": [-420, 40],
-            "size": [360, 330],
-            "flags": {},
-            "order": len(nodes),
-            "mode": 0,
-            "inputs": [],
-            "outputs": [],
-            "title": "About",
-            "properties": {},
-            "widgets_values": [graph.note],
-            "color": "#432",
-            "bgcolor": "#653",
-        }
-    )
+    nodes.append(_note_entry(graph, len(nodes)))
     groups = [
         {"id": number, "title": title, "bounding": list(box), "color": "#3f789e", "font_size": 24, "flags": {}}
         for number, (title, box) in enumerate(graph.groups, 1)
@@ -154,6 +100,69 @@ def ui_format(graph: Graph, catalogue: dict[str, Any]) -> dict[str, Any]:
         "config": {},
         "extra": {"ds": {"scale": 0.6, "offset": [530, 190]}},
         "version": 0.4,
+    }
+
+
+def _node_entry(graph: Graph, order: int, links: list[list[Any]], catalogue: dict[str, Any]) -> dict[str, Any]:
+    """One node without its outputs; the wires that arrive at it are added to ``links``."""
+    node = graph.nodes[order]
+    sockets, values = _sockets_and_values(graph, node, links, catalogue)
+    return {
+        "id": node.id,
+        "type": node.type,
+        "pos": list(node.pos),
+        "size": list(node.size or (270, 100)),
+        "flags": {},
+        "order": order,
+        "mode": 0,
+        "inputs": sockets,
+        "outputs": [],
+        **({"title": node.title} if node.title else {}),
+        "properties": {"Node name for S&R": node.type, **_origin(node), **_files(node)},
+        "widgets_values": values,
+        **({"color": "#233", "bgcolor": "#355"} if node.type in _OURS else {}),
+    }
+
+
+def _sockets_and_values(graph: Graph, node: Node, links: list[list[Any]], catalogue: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """The places where wires can arrive, and the values of the widgets."""
+    types = {other.id: other.type for other in graph.nodes}
+    sockets: list[Any] = []
+    values: list[Any] = []
+    for name, kind, options in inputs_of(catalogue[node.type]):
+        value = node.values.get(name)
+        if is_widget(kind, options):
+            if is_left_out(node, name, options):
+                continue
+            values.append(value_of(node, name, kind, options))
+            if options.get("control_after_generate"):
+                values.append(node.after)
+            continue
+        link = None
+        if isinstance(value, Wire):
+            link = len(links) + 1
+            links.append([link, value.node, value.output, node.id, len(sockets), catalogue[types[value.node]]["output"][value.output]])
+        sockets.append({"name": name, "type": options["list"], "link": link})
+    return sockets, values
+
+
+def _note_entry(graph: Graph, order: int) -> dict[str, Any]:
+    """The note that says what the workflow is."""
+    return {
+        "id": _NOTE_ID,
+        "type": "MarkdownNote",
+        "pos": [-420, 40],
+        "size": [360, 330],
+        "flags": {},
+        "order": order,
+        "mode": 0,
+        "inputs": [],
+        "outputs": [],
+        "title": "About",
+        "properties": {},
+        "widgets_values": [graph.note],
+        "color": "#432",
+        "bgcolor": "#653",
     }
 
 

@@ -34,7 +34,7 @@ class AttentionWithLse(Protocol):
 def attention_with_lse(
     q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, mask: Tensor | None = None, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """softmax(q k^T * scale + mask) v and the log of its denominator. Forward only.
+    """softmax(q k^T * scale + mask) v and the natural log of its denominator. Forward only.
 
     Args:
         q_BTHD: (B, Tq, H, D), any float type; k_BTHD (B, Tk, H, D); v_BTHD (B, Tk, H, Dv).

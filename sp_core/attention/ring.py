@@ -92,7 +92,7 @@ def _own_queries(q_BtHD: Tensor, mask: Tensor, ring: Ring, starts: Sequence[int]
     return q_BtHD, mask, shift_BHt1
 
 
-def parallel_attention(
+def usp_attention(
     q_BtHD: Tensor,
     k_BtHD: Tensor,
     v_BtHD: Tensor,

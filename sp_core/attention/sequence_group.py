@@ -15,7 +15,7 @@ from torch import Tensor
 from ..comm.ring import Ring
 from ..comm.transport import Transport, TransportStats
 from .local import attention_with_lse
-from .ring import parallel_attention
+from .ring import usp_attention
 from .ulysses import Attend, ulysses_attention
 
 
@@ -46,7 +46,7 @@ class SequenceGroup:
 
     @property
     def stats(self) -> TransportStats:
-        """What its transports sent; all of them count into one ``TransportStats``."""
+        """What its transports sent. :mod:`sp_core.parallel.groups` lets all of a rank count into one object, that of the CFG halves too."""
         return self.all_ranks.stats
 
     def check(self) -> None:
@@ -77,6 +77,6 @@ class SequenceGroup:
         """
         if self.ring is None:
             return ulysses_attention(q_BtHD, k_BtHD, v_BtHD, self.ulysses, token_counts, attend, mask=mask)
-        return parallel_attention(
+        return usp_attention(
             q_BtHD, k_BtHD, v_BtHD, self.ulysses, self.ring, token_counts, attend=attention_with_lse, mask=mask, scale=scale
         )

@@ -12,6 +12,7 @@ COMMANDS = {
     "cross": ("bench.cross", "video-to-audio attention: keys exchanged, or partial results merged"),
     "step": ("bench.step", "N workers against one process with as many threads"),
     "overhead": ("bench.overhead", "what SP adds to a prompt and to a step"),
+    "patches": ("bench.patches", "what the probe of unknown code costs the first step and the later ones (needs ComfyUI)"),
     "memory": ("bench.memory", "private memory of four workers with a 2 GB checkpoint (needs ComfyUI)"),
     "all": ("bench.commands", "all of these"),
 }

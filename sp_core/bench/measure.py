@@ -10,10 +10,8 @@ from statistics import median
 from typing import Any
 
 from ..demo.checkpoints import Checkpoint
-from ..demo.comfy_server import ComfyServer, prepare_base, prompt_seconds
-from ..host_path import EXTENSION, find_comfyui
-
-DEMO_NODES = EXTENSION / "sp_core" / "demo" / "nodes" / "sp_demo_nodes"
+from ..demo.comfy_server import DEMO_NODES, ComfyServer, prepare_base, prompt_seconds
+from ..host_path import find_comfyui
 
 
 def turns(methods: Mapping[str, Callable[[], float]], samples: int, warm_up: int = 1) -> dict[str, float]:
@@ -28,7 +26,9 @@ def turns(methods: Mapping[str, Callable[[], float]], samples: int, warm_up: int
 
 
 @contextlib.contextmanager
-def comfyui(checkpoints: Mapping[str, Checkpoint], devices_are_cpu: bool = True) -> Iterator[ComfyServer | None]:
+def comfyui(
+    checkpoints: Mapping[str, Checkpoint], devices_are_cpu: bool = True, environment: dict[str, str] | None = None
+) -> Iterator[ComfyServer | None]:
     """A headless ComfyUI with the demo's nodes and checkpoints, and with ``checkpoints``; None when there is no checkout."""
     host = find_comfyui()
     if host is None:
@@ -37,7 +37,7 @@ def comfyui(checkpoints: Mapping[str, Checkpoint], devices_are_cpu: bool = True)
     with tempfile.TemporaryDirectory(prefix="sp-bench-") as folder:
         base = Path(folder)
         prepare_base(host, base, [DEMO_NODES], checkpoints)
-        with ComfyServer(host, base, "--cpu" if devices_are_cpu else "--force-fp32") as server:
+        with ComfyServer(host, base, "--cpu" if devices_are_cpu else "--force-fp32", environment=environment) as server:
             yield server
 
 

@@ -6,20 +6,19 @@ import json
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ..settings import stall_timeout_s
-from .errors import ExchangeError, TransportUnavailable
+from .fastest import RememberedTimes
 from .registry import LOCAL, TRANSPORTS, Facts, TransportRow, TransportSpec
+from .search import Search
 from .small_collectives import all_gather_bytes
 from .transport import Transport
-from .trial import compared, tried
+from .verified import VerifiedTransport
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +51,11 @@ def make_transport(
     timeout_s: float | None = None,
     should_abort: Callable[[], str | None] | None = None,
     rows: Sequence[TransportRow] = TRANSPORTS,
+    trial_bytes: int | None = None,
+    exchange_bytes: int | None = None,
+    remembered: RememberedTimes | None = None,
 ) -> tuple[Transport, str]:
-    """The fastest transport that works for ``group``, verified bit-exact, and one sentence why it is this one.
+    """The fastest transport that works for ``group``, verified bit-exact now and as it grows, and one sentence why it is this one.
 
     Collective over ``group``; every rank gets the same kind.
 
@@ -63,7 +65,11 @@ def make_transport(
         timeout_s: seconds that a wait for other ranks may last; :func:`sp_core.settings.stall_timeout_s` by default.
         should_abort: asked during waits, on CUDA from another thread; a text that it returns ends the wait as an
             :class:`ExchangeError` with that text.
-        rows: the transports to choose from, the fastest first.
+        rows: the transports to choose from; all that work are timed, and where two are equally fast the earlier one is taken.
+        trial_bytes: what each rank receives in the trial of a transport, at least; None: as :func:`.trial.trial` says; 0: nothing
+            is verified or timed, which is for tests that show what would come of it.
+        exchange_bytes: what each rank receives of q, k and v in the exchanges to come, if that is known; the same on all ranks.
+        remembered: times that were measured for equal groups, and where new ones are put; all ranks must have the same.
 
     Raises:
         ExchangeError: no transport delivers the right bytes.
@@ -72,84 +78,17 @@ def make_transport(
     spec = TransportSpec(group, device, directory, stall_timeout_s() if timeout_s is None else timeout_s, should_abort)
     everybody = all_gather_facts(group, device, rows)
     decision = decide(everybody, rows)
-    known = {row.name: row for row in (LOCAL, *rows)}
-    candidates = [known[name] for name in decision.order]
-    reference, problems = _find_reference([row for row in candidates if row.plain], spec)
-    if reference is not None:
-        spec = replace(spec, plain=partial(reference.row.make, spec))
-    skipped = [f"{name}: {why}" for name, why in (*decision.refused, *problems.items())]
-    for row in candidates:
-        if row.name in problems:
-            continue
-        transport, problem = _verified(row, spec, reference)
-        if transport is None:
-            skipped.append(f"{row.name}: {problem}")
-            continue
-        verified = reference is not None and row is not reference.row
-        reason = explain(transport.name, len(everybody), skipped, verified=verified)
-        log.info("exchange between %d ranks: %s", len(everybody), reason)
-        return transport, reason
-    raise ExchangeError(f"no transport works between these {len(everybody)} ranks: {'; '.join(skipped)}")
-
-
-@dataclass(frozen=True)
-class _Reference:
-    """A plain collective that works, and what it delivered in the trial: every other transport must deliver the same."""
-
-    row: TransportRow
-    transport: Transport
-    outputs: list[Tensor]
-
-
-def _find_reference(rows: Sequence[TransportRow], spec: TransportSpec) -> tuple[_Reference | None, dict[str, str]]:
-    """The first plain collective that works, and why those before it do not. Collective.
-
-    Not all work: nccl, for one, fails where /dev/shm is too small for it.
-    """
-    problems: dict[str, str] = {}
-    for row in rows:
-        transport, problem = _made(row, spec)
-        if transport is not None:
-            outputs, problem = tried(transport, spec.group, spec.device)
-            if not problem:
-                return _Reference(row, transport, outputs), problems
-            transport.close()
-        problems[row.name] = problem
-    return None, problems
-
-
-def _verified(row: TransportRow, spec: TransportSpec, reference: _Reference | None) -> tuple[Transport | None, str]:
-    """The row's transport, if it delivers what the reference delivers, or why it cannot be used. Collective."""
-    if reference is not None and row is reference.row:
-        return reference.transport, ""
-    transport, problem = _made(row, spec)
-    if transport is None:
-        return None, problem
-    problem = compared(transport, None if reference is None else reference.outputs, spec.group, spec.device)
-    if problem:
-        transport.close()
-        return None, problem
-    transport.after_trial()
-    return transport, ""
-
-
-def _made(row: TransportRow, spec: TransportSpec) -> tuple[Transport | None, str]:
-    try:
-        return row.make(spec), ""
-    except TransportUnavailable as error:
-        return None, str(error)
-    except RuntimeError as error:
-        # not foreseen, so it comes from what all ranks share (driver, compiled part): a slower transport is better than none
-        log.warning("the %s transport failed while it was set up", row.name, exc_info=True)
-        return None, str(error)
-
-
-def explain(name: str, world_size: int, skipped: Sequence[str], *, verified: bool) -> str:
-    """One sentence for the log and for ``doctor``."""
-    if world_size == 1:
-        return "local, each rank has all tokens"
-    checked = ", verified against the plain collective" if verified else ""
-    return f"{name}{checked}" + (f" (not {'; not '.join(skipped)})" if skipped else "")
+    if decision.order == (LOCAL.name,):
+        return LOCAL.make(spec), "local, each rank has all tokens"
+    search = Search(spec, [row for row in rows if row.name in decision.order], decision.refused, trial_bytes)
+    if trial_bytes == 0:
+        transport = search.following()
+        return transport, search.reason(transport.name)
+    search.order_by_time(exchange_bytes, {} if remembered is None else remembered)
+    transport = search.following()
+    reason = search.reason(transport.name)
+    log.info("exchange between %d ranks: %s", len(everybody), reason)
+    return VerifiedTransport(transport, group, device, search.after), reason
 
 
 def all_gather_facts(group: dist.ProcessGroup | None, device: torch.device, rows: Sequence[TransportRow] = TRANSPORTS) -> list[Facts]:

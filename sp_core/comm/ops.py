@@ -1,4 +1,4 @@
-"""Exchanges as operators of torch, so that a compiled model runs through them without a break in its graph.
+"""Exchanges as operators of torch, for a compiled model without a break in its graph; no model is compiled yet, only tests use it.
 
 :func:`traceable` wraps a transport; its calls are the operators ``sequence_parallel::scatter_heads``, ``::gather_heads`` and
 ``::all_gather_tokens``. Output shapes follow from the arguments alone, for even and uneven shards.

@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 
 from ..settings import DEFAULT_STALL_TIMEOUT_S
-from .native.build import load_cpu, load_cuda
+from .native import gpu
+from .native.build import load_cpu
 from .transport import Transport
 from .transports.collective import CollectiveTransport
 from .transports.peer import PeerTransport
 from .transports.shm import ShmTransport
+from .transports.slow import SlowTransport
 from .transports.staged import StagedTransport
 
 #: a trial that lasts longer has failed: peer writes that a mainboard maps and then drops never arrive
@@ -41,7 +43,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class TransportSpec:
-    """What a transport is made from: the arguments of :func:`sp_core.comm.choice.make_transport`."""
+    """What a transport is made from: arguments of :func:`sp_core.comm.choice.make_transport`, and what it found out."""
 
     group: dist.ProcessGroup | None
     device: torch.device
@@ -54,7 +56,7 @@ class TransportSpec:
 
 @dataclass(frozen=True)
 class TransportRow:
-    """One transport. Rows are tried in the order of :data:`TRANSPORTS`, the fastest first."""
+    """One transport. Where two of :data:`TRANSPORTS` are equally fast the earlier one is taken."""
 
     name: str
     #: type of device whose tensors it moves; "accelerator": whatever the process group's device backend moves
@@ -65,8 +67,10 @@ class TransportRow:
     needs: tuple[Callable[[Sequence[Facts]], str], ...] = ()
     #: asked on each rank: why this rank cannot take part, or ""; builds the compiled part where there is one
     lacks: Callable[[], str] | None = None
-    #: a stock collective: other transports are verified against the first of these that works
+    #: a stock collective: the first of these that works takes over where another transport has no memory
     plain: bool = False
+    #: used only where no other row works: not worth the time to measure it
+    spare: bool = False
 
     def moves(self, devices: Collection[str]) -> bool:
         """Whether it moves the tensors of ranks on these types of device."""
@@ -104,7 +108,7 @@ def cuda_library() -> str:
     # NCCL_P2P_DISABLE is what people set on machines whose GPUs cannot write to each other's memory
     if os.environ.get("NCCL_P2P_DISABLE", "0") != "0":
         return "NCCL_P2P_DISABLE is set"
-    return load_cuda().reason
+    return gpu.unusable()
 
 
 def make_device_collective(spec: TransportSpec) -> Transport:
@@ -131,12 +135,22 @@ def staged(row: TransportRow) -> TransportRow:
     def make_staged(spec: TransportSpec) -> Transport:
         return StagedTransport(row.make(spec))
 
-    return replace(row, name=f"staged-{row.name}", device="accelerator", make=make_staged)
+    return replace(row, name=f"staged-{row.name}", device="accelerator", make=make_staged, spare=True)
+
+
+def slowed(row: TransportRow, bandwidth: float, latency_s: float = 0.0) -> TransportRow:
+    """The row of a transport behind a link that is slow on purpose: see :class:`~.transports.slow.SlowTransport`."""
+
+    def make_slow(spec: TransportSpec) -> Transport:
+        return SlowTransport(row.make(spec), bandwidth, latency_s)
+
+    return replace(row, name=f"slow-{row.name}", make=make_slow)
 
 
 #: a rank alone
 LOCAL = TransportRow("local", "accelerator", make_device_collective, plain=True)
 
+#: without a detour through main memory; ``transports/direct.py`` is another thing, what our own two have in common
 DIRECT = (
     TransportRow("shm", "cpu", make_shm, needs=(one_host,), lacks=cpu_library),
     TransportRow("peer", "cuda", make_peer, needs=(one_host,), lacks=cuda_library),

@@ -45,6 +45,21 @@ class TransportStats:
         self.seconds += time.perf_counter() - started
 
 
+@dataclass(frozen=True)
+class Slots:
+    """What receives the exchanges of a transport."""
+
+    #: how many slots take turns
+    count: int = 1
+    #: bytes of each; 0 where a slot is as large as its exchange
+    size: int = 0
+    #: another number whenever slots were made anew, which all ranks do together
+    made: int = 0
+
+
+_ONE_SLOT = Slots()
+
+
 class Transport(ABC):
     """Moves shards between the ranks of one group. Calls are collective and ordered.
 
@@ -122,6 +137,10 @@ class Transport(ABC):
         """Wait for the exchanges that were called, where calls are asynchronous, and raise if one failed."""
         self._enter()
         self._finish()
+
+    def reserve(self, size: int) -> Slots:
+        """Makes room for exchanges in which a rank receives up to ``size`` bytes, and says what receives them. Collective."""
+        return _ONE_SLOT
 
     def after_trial(self) -> None:  # noqa: B027 (most transports are tried as they are used)
         """Called once the first exchanges were right on every rank: what holds for a trial alone ends here."""

@@ -19,6 +19,9 @@ from typing import Any
 from ..host_path import EXTENSION
 from .checkpoints import Checkpoint
 
+#: the node pack of the demo and the benchmarks
+DEMO_NODES = Path(__file__).parent / "nodes" / "sp_demo_nodes"
+
 
 def prepare_base(host: Path, base: Path, packs: Sequence[Path] = (), more: Mapping[str, Checkpoint] | None = None) -> None:
     """Make a base directory with tiny checkpoints and this extension among its custom nodes.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..host_path import find_comfyui
 from ..pool.devices import accelerators, parse_devices
-from .comfy_server import ComfyServer, prepare_base, prompt_seconds
+from .comfy_server import DEMO_NODES, ComfyServer, prepare_base, prompt_seconds
 from .machine_line import machine_line
 from .tiny import TINY_WORKFLOWS, Tiny, shrink
 
@@ -84,7 +84,7 @@ def run_on_host(host: Path, devices: str, on_cpu: bool) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="sp-demo-") as folder:
         base = Path(folder)
         print("Making tiny checkpoints with ComfyUI's own model classes ...", flush=True)
-        prepare_base(host, base, [Path(__file__).parent / "nodes" / "sp_demo_nodes"])
+        prepare_base(host, base, [DEMO_NODES])
         # fp32 makes the comparison sharp: half precision would hide what differs behind its rounding
         # threads that wait do not spin: on a busy machine the run without SP, which has more threads, would suffer from that
         with ComfyServer(host, base, "--cpu" if on_cpu else "--force-fp32", environment={"OMP_WAIT_POLICY": "passive"}) as server:

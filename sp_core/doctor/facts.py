@@ -93,9 +93,11 @@ def memory() -> Report:
 
 def compiled_parts() -> Report:
     """Whether the native code can be used. Builds it, as nothing else would tell."""
-    from ..comm.native.build import load_cpu, load_cuda
+    from ..comm.native import gpu
+    from ..comm.native.build import load_cpu
 
-    return {name: {"usable": not part.reason, "why_not": part.reason} for name, part in (("cpu", load_cpu()), ("cuda", load_cuda()))}
+    reasons = {"cpu": load_cpu().reason, "cuda": gpu.unusable()}
+    return {name: {"usable": not reason, "why_not": reason} for name, reason in reasons.items()}
 
 
 #: what can be known without starting anything

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..planner.catalog import MODELS
 from ..planner.choose import choose
 from ..planner.cost import MeasuredRates, ModelShape, predict
 from ..planner.degrees import Degrees
+from ..planner.typical import MODELS
 
-#: the models of the planner's catalogue that most people run
+#: the models of the planner's table that most people run
 EXPECTED = ("Wan 2.1/2.2 14B", "LTX-2", "HunyuanVideo")
 #: below this, more devices are not worth their price
 WORTHWHILE = 1.1

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ..errors import SPError
 
-#: token layouts that a user can ask for
-LAYOUTS = ("auto", "flat", "tiles")
+#: token layouts that a user can ask for; what they are is in :mod:`sp_core.layout`, which of them a model has in its plan
+LAYOUT_CHOICES = ("auto", "flat", "tiles")
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def check_requested(requested: RequestedDegrees, world_size: int) -> None:
     for name, value in (("cfg_split", requested.cfg), ("ring", requested.ring), ("ulysses", requested.ulysses)):
         if not isinstance(value, int) or value < 0:
             raise SPError(f"'{value}' is no value for {name}: it is a number of devices, and 0 leaves it to the planner")
-    if requested.layout not in LAYOUTS:
-        raise SPError(f"'{requested.layout}' is no layout; there are {', '.join(LAYOUTS)}")
+    if requested.layout not in LAYOUT_CHOICES:
+        raise SPError(f"'{requested.layout}' is no layout; there are {', '.join(LAYOUT_CHOICES)}")
     if not matching(requested, world_size):
         nearest = sorted(possible_degrees(world_size), key=lambda degrees: _distance(requested, degrees))[:3]
         wanted = Degrees(max(requested.cfg, 1), max(requested.ring, 1), max(requested.ulysses, 1)).describe()

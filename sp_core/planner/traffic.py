@@ -1,4 +1,6 @@
-"""Bytes that one rank sends, as pure functions of shapes: exactly what the transports count.
+"""Bytes that one rank sends, as pure functions of shapes: what the transports count, byte for byte.
+
+Not in them: the join of the CFG halves' outputs, and the gather of a joint attention's text, which are small.
 
 They hold for any token and head counts. The planner divides their sum over all blocks by a
 link's rate. Where everything divides, an exchange of q, k and v and the way back of the result

@@ -26,6 +26,7 @@ from .forward_state import Escaped, ForwardState, ShardRule
 from .host_functions import HostFunctions
 from .override import OVERRIDE, HeldMask, mark
 from .plan import Attention, Blocks, HookPoint, SequencePlan
+from .probing import Probing
 from .whole import Foreign, WholeData
 
 #: (block, blocks in all): called before each block; may raise to stop the forward
@@ -44,7 +45,7 @@ class _Target:
 
 
 class Engine:
-    """Runs forwards of one model over the ranks, as a plan says.
+    """Hooks one forward of a model so that it runs over the ranks, as a plan says.
 
     Args:
         sequence: the ranks' transports; a bare transport means Ulysses over all of its ranks.
@@ -53,6 +54,7 @@ class Engine:
         inputs: the forward's arguments by name; the shape of its ``x`` tells a plan the token grid.
         host: ComfyUI's attention functions, for plans and calls that need them.
         foreign: code of other packs inside the model, which gets whole data.
+        probing: probes that code, so that it is shared out where that gives the same; None where it gets whole data in any case.
     """
 
     def __init__(
@@ -65,18 +67,20 @@ class Engine:
         inputs: Mapping[str, Any] | None = None,
         host: HostFunctions | None = None,
         foreign: Foreign | None = None,
+        probing: Probing | None = None,
     ) -> None:
         self.plan = plan
         self.sequence = SequenceGroup.flat(sequence) if isinstance(sequence, Transport) else sequence
         self._enter_block = enter_block or (lambda block, blocks: None)
         self._wanted, self._inputs = layout, inputs or {}
         self._host = host or HostFunctions()
-        self._foreign = foreign or Foreign()
+        self._foreign, self._probing = foreign or Foreign(), probing
 
     @contextlib.contextmanager
     def installed(self, model: nn.Module) -> Iterator[ForwardState]:
         """Hooks are in ``model`` inside this context; nothing of them is left after it."""
         state = ForwardState(self.sequence.rank, self.sequence.world_size)
+        state.probing, state.trusts_all = self._probing, self._foreign.trusted
         modules = [(blocks, block) for blocks in self.plan.blocks for block in blocks.of(model)]
         with contextlib.ExitStack() as undo:
             target = _Target(model, state, undo)
@@ -90,12 +94,20 @@ class Engine:
     def _give_whole_data(self, target: _Target) -> None:
         """Replaced forwards get all tokens. Hooks run around them, as they do around the model's own."""
         whole = WholeData(target.state, self.sequence, self._host)
+        attending = {
+            id(block.get_submodule(attention.module))
+            for blocks in self.plan.blocks
+            for block in blocks.of(target.model)
+            for attention in blocks.attentions
+        }
         items = {id(block): blocks for blocks in self.plan.blocks for block in blocks.of(target.model)}
         for path, name in self._foreign.modules.items():
             module = target.model.get_submodule(path)
             blocks = items.get(id(module))
             item = None if blocks is None else blocks.item_of_output
-            _put(module, "forward", whole.wrapped(module.forward, name, self.plan.blocks[0].dim, item), target.undo)
+            # what attends to the video's tokens cannot keep them apart, and has exchanges in it
+            place = None if any(id(part) in attending for part in module.modules()) else path
+            _put(module, "forward", whole.wrapped(module.forward, name, self.plan.blocks[0].dim, item, place), target.undo)
             target.state.foreign.add(id(module))
 
     def adapted(self, options: dict[str, Any], state: ForwardState) -> dict[str, Any]:
@@ -118,16 +130,17 @@ class Engine:
             return [self._with_all_tokens(patch, whole.state) for patch in patches]
         names = [self._foreign.name(f"patches.{kind}", patch) for patch in patches]
         return [
-            patch if name is None else whole.wrapped(patch, name, self.plan.blocks[0].dim)
-            for patch, name in zip(patches, names, strict=True)
+            patch if name is None else whole.wrapped(patch, name, self.plan.blocks[0].dim, place=f"patches.{kind}.{i}")
+            for i, (patch, name) in enumerate(zip(patches, names, strict=True))
         ]
 
     def _replacement(self, kind: str, place: Any, function: Any, whole: WholeData) -> Any:
-        name = self._foreign.name(f"patches_replace.{kind}.{place}", function)
+        where = f"patches_replace.{kind}.{place}"
+        name = self._foreign.name(where, function)
         if name is None:
             return function
         if kind != "dit":
-            return whole.wrapped(function, name, self.plan.blocks[0].dim)
+            return whole.wrapped(function, name, self.plan.blocks[0].dim, place=where)
         in_stream = [blocks for blocks in self.plan.blocks if blocks.replicated is not None and blocks.replicated.in_stream]
         single = isinstance(place, tuple) and place[0] == "single_block" and bool(in_stream)
         return whole.block(function, name, in_stream[0] if single else self.plan.blocks[0])
@@ -172,7 +185,8 @@ class Engine:
                 return None
             options = Arguments(names, args, kwargs).get("transformer_options") or {}
             expected = any(not attention.skipped(options) for attention in blocks.attentions if attention.kind != "replicated_queries")
-            if expected and not self.plan.skips_stream(options) and not state.self_attended and id(block) not in state.foreign:
+            foreign = id(block) in state.foreign or state.trusts_all
+            if expected and not self.plan.skips_stream(options) and not state.self_attended and not foreign:
                 raise Escaped(f"Block {index}")
             if index == count - 1 and self.plan.gather_early(self._inputs):
                 return self._gather_stream(blocks, output, state)
@@ -247,14 +261,14 @@ class Engine:
             call = Arguments(names, args, kwargs)
             self._hold_mask(module, attention, call)
             options = call.get("transformer_options") or {}
-            call.set("transformer_options", mark(options, state, self.sequence, attention.kind, self._host))
+            call.set("transformer_options", mark(options, state, self.sequence, attention.kind, self._host, where))
             attended.append(state.attended)
             return tuple(call.args), call.kwargs
 
         def after(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
             if not state.split or state.whole:
                 return
-            if id(module) in state.foreign:
+            if id(module) in state.foreign or state.trusts_all:
                 state.self_attended += attention.kind != "replicated_queries"
                 attended.pop()
                 return

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..comm import Transport
 from ..errors import SPError
 from ..layout import SequenceLayout
+from .probing import Probing
 
 #: (value of an argument, the forward's state) -> the part of it that belongs to this rank's tokens
 ShardRule = Callable[[Any, "ForwardState"], Any]
@@ -46,8 +47,16 @@ class ForwardState:
         self.whole = False
         #: ids of the modules whose forward is another pack's
         self.foreign: set[int] = set()
-        #: names of the code that got whole data in this forward
-        self.got_whole: list[str] = []
+        #: names of the code that got whole data in this forward -> how many of its calls did
+        self.got_whole: dict[str, int] = {}
+        #: why it did, for code that was probed
+        self.why_whole: dict[str, str] = {}
+        #: names of the code that was shared out, or will be from its next call on
+        self.apart: list[str] = []
+        #: probes code of other packs; None where all of it gets whole data
+        self.probing: Probing | None = None
+        #: code of other packs is taken to keep everything apart, whatever it does; for tests
+        self.trusts_all = False
         #: tokens (text) that every rank holds in full; in joint attention they stand before the rank's own
         self.replicated_tokens = 0
         # keyed by identity; the value is kept alive so that its id stays its own
@@ -116,10 +125,16 @@ class ForwardState:
         known = self._originals.get(id(value))
         return value if known is None else known[0]
 
-    def note_whole(self, name: str) -> None:
-        """Code of this name got whole data."""
-        if name not in self.got_whole:
-            self.got_whole.append(name)
+    def note_whole(self, name: str, why: str = "") -> None:
+        """A call of code of this name got whole data."""
+        self.got_whole[name] = self.got_whole.get(name, 0) + 1
+        if why:
+            self.why_whole.setdefault(name, why)
+
+    def note_apart(self, name: str) -> None:
+        """A call of code of this name is shared out, or will be the next time."""
+        if name not in self.apart:
+            self.apart.append(name)
 
     def check(self) -> None:
         """To be called after the forward.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from ..errors import SPError
 from .forward_state import ForwardState
 from .host_functions import HostFunctions
 from .plan import AttentionKind
+from .probed_heads import probed_heads, shared_heads
 
 OVERRIDE = "optimized_attention_override"
 #: (q_BThD, k_BThD, v_BThD) or, if there is a mask, (q, k, v, mask) -> out_BThD
@@ -62,8 +64,15 @@ class ExchangedAttention:
     """
 
     def __init__(
-        self, state: ForwardState, sequence: SequenceGroup, kind: AttentionKind, options: Mapping[str, Any], host: HostFunctions
+        self,
+        state: ForwardState,
+        sequence: SequenceGroup,
+        kind: AttentionKind,
+        options: Mapping[str, Any],
+        host: HostFunctions,
+        where: str = "attention",
     ) -> None:
+        self.where = where
         self.state, self.sequence, self.kind, self.host = state, sequence, kind, host
         # the call's options as they were: what runs inside must not exchange again
         self.options = dict(options)
@@ -90,11 +99,10 @@ class ExchangedAttention:
             # grouped heads need not fall together with head shards
             k, v = (x.repeat_interleave(q.size(2) // x.size(2), dim=2) for x in (k, v))
 
-        def local(*tensors: Any) -> Tensor:
-            return self._local(function, kwargs, *tensors)
+        def local(*tensors: Any, options: dict[str, Any] | None = None, trusted: Callable[..., Any] = lambda x: x) -> Tensor:
+            return self._local(trusted(function), {**kwargs, "transformer_options": self.options if options is None else options}, *tensors)
 
-        exchanged = self._exchanged if self.whole is None or self.sequence.ring is not None else self._on_all_heads
-        out_BtHD = exchanged(q, k, v, mask, kwargs.get("scale"), local)
+        out_BtHD = self._way(mask)(q, k, v, mask, kwargs.get("scale"), local)
         return rearrange(out_BtHD, "B t H D -> B H t D" if keep_heads_first else "B t H D -> B t (H D)")
 
     def container_function(self, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -102,7 +110,19 @@ class ExchangedAttention:
         function = kwargs.pop("function", None) or self.host.optimized_attention
         return self(function, q.take(), k.take(), v.take(), *args, **kwargs)
 
-    def _exchanged(self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Local) -> Tensor:
+    def _way(self, mask: Any) -> Callable[..., Tensor]:
+        """How this call is computed."""
+        if self.whole is None or self.sequence.ring is not None:
+            return self.exchanged
+        probing = self.state.probing
+        if probing is None or isinstance(mask, HeldMask):
+            return self._on_all_heads
+        site = probing.site(self.where, self.whole)
+        if site.apart:
+            return partial(shared_heads, self, site)
+        return partial(probed_heads, self, site) if site.unprobed else partial(self._on_all_heads, why=site.why_whole)
+
+    def exchanged(self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Local) -> Tensor:
         if self.kind == "joint":
             return self._joint(q_BtHD, k_BtHD, v_BtHD, mask, local)
         if self.kind == "replicated_queries":
@@ -116,11 +136,17 @@ class ExchangedAttention:
             return self.sequence.attention(q_BtHD, k_BtHD, v_BtHD, counts, self._with_held_mask(held, local))
         return self.sequence.attention(q_BtHD, k_BtHD, v_BtHD, counts, local, mask=self._in_rank_order(mask), scale=scale)
 
-    def _on_all_heads(self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Local) -> Tensor:
+    def _on_all_heads(
+        self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Local, why: str = ""
+    ) -> Tensor:
         """All heads of all tokens on every rank, in the model's order, so that the mask fits as it came."""
         assert self.whole is not None
+        self.state.note_whole(self.whole, why)
+        return self.own_tokens(local(*self.all_heads(q_BtHD, k_BtHD, v_BtHD, mask)))
+
+    def all_heads(self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any) -> tuple[Any, ...]:
+        """q, k, v and the mask, if there is one, of all tokens: (B, T, H, D) each. Collective."""
         state, layout = self.state, self.state.layout
-        state.note_whole(self.whole)
         n = state.replicated_tokens if self.kind == "joint" else 0
 
         def all_tokens(x_BtHD: Tensor) -> Tensor:
@@ -131,7 +157,12 @@ class ExchangedAttention:
         q = q_BtHD if self.kind == "replicated_queries" else all_tokens(q_BtHD)
         if isinstance(mask, HeldMask):
             mask = replace(mask, mask=state.original(mask.mask))
-        out = local(q, all_tokens(k_BtHD), all_tokens(v_BtHD), *(() if mask is None else (mask,)))
+        return (q, all_tokens(k_BtHD), all_tokens(v_BtHD), *(() if mask is None else (mask,)))
+
+    def own_tokens(self, out: Tensor) -> Tensor:
+        """Of a result for all tokens, this rank's."""
+        state = self.state
+        n = state.replicated_tokens if self.kind == "joint" else 0
         if self.kind == "replicated_queries":
             return out
         return torch.cat([out[:, :n], state.shard(out[:, n:])], dim=1) if n else state.shard(out)
@@ -188,9 +219,9 @@ class ExchangedAttention:
         heads = q_BThD.size(2)
         flat = [rearrange(x, "B T h D -> B T (h D)") for x in (q_BThD, k_BThD, v_BThD)]
         if isinstance(mask, HeldMask):
-            out = mask.attention(*flat, heads, mask.mask, kwargs.get("attn_precision"), self.options)
+            out = mask.attention(*flat, heads, mask.mask, kwargs.get("attn_precision"), kwargs["transformer_options"])
         else:
-            call = {**kwargs, "mask": mask, "transformer_options": self.options}
+            call = {**kwargs, "mask": mask}
             out = function(*flat, heads, **call) if self.users is None else self.users(function, *flat, heads, **call)
         return rearrange(out, "B T (h D) -> B T h D", h=heads)
 
@@ -203,7 +234,7 @@ class ExchangedAttention:
 
 
 def mark(
-    options: Mapping[str, Any], state: ForwardState, sequence: SequenceGroup, kind: AttentionKind, host: HostFunctions
+    options: Mapping[str, Any], state: ForwardState, sequence: SequenceGroup, kind: AttentionKind, host: HostFunctions, where: str
 ) -> dict[str, Any]:
-    """Transformer options for one attention call that shall exchange."""
-    return {**options, OVERRIDE: ExchangedAttention(state, sequence, kind, options, host)}
+    """Transformer options for one attention call that shall exchange; ``where`` it is, in words."""
+    return {**options, OVERRIDE: ExchangedAttention(state, sequence, kind, options, host, where)}

@@ -45,6 +45,10 @@ def input_tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: int, wor
     return TileLayout.over((frames, height, width), world_size)
 
 
+def _never(options: Mapping[str, Any]) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class MaskRule:
     """A mask that is an object of the model's own instead of a tensor. LTX and LongCat-Video have one.
@@ -81,7 +85,7 @@ class Attention:
     module: str = ""
     kind: AttentionKind = "self"
     #: true when the module will not attend at all in this call, given its transformer options (LTX under spatio-temporal guidance)
-    skipped: Callable[[Mapping[str, Any]], bool] = lambda options: False
+    skipped: Callable[[Mapping[str, Any]], bool] = _never
     #: LTX (guide frames), LongCat-Video (conditioning frames)
     mask: MaskRule | None = None
 
@@ -142,10 +146,6 @@ class HookPoint:
     shard: Mapping[str, ShardRule] = field(default_factory=dict)
     #: True: the output is (B, t, C) and all ranks' are put together. A function: it puts them together (MiniMax H3)
     gather: bool | Gather = False
-
-
-def _never(options: Mapping[str, Any]) -> bool:
-    return False
 
 
 @dataclass(frozen=True)

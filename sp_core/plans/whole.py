@@ -20,10 +20,12 @@ from .forward_state import ForwardState
 from .host_functions import HostFunctions
 from .override import OVERRIDE, ExchangedAttention, HeldMask, WholeOverride
 from .plan import Blocks
+from .probing import Site
+from .probing.options import each_options
 
 #: numbers of a tensor that ranks compare to see whether they hold the same one
 _SAMPLES = 32
-#: relative L2 distance of two ranks' samples from which on they are of different tokens; devices of two kinds round differently
+#: relative L2 distance of two ranks' samples from which on they are of different tokens; closer than that is rounding
 _SAME = 1e-2
 #: a dict with one of these is transformer options
 _OPTIONS = {"cond_or_uncond", "block_index", "total_blocks", "img_slice", "sample_sigmas", OVERRIDE}
@@ -37,6 +39,8 @@ class Foreign:
     modules: Mapping[str, str] = field(default_factory=dict)
     #: (place, function) of an entry of the options -> its name; None where it keeps tokens and heads apart
     name: Callable[[str, Any], str | None] = lambda place, function: None
+    #: there is code beside this that is taken to keep everything apart, whatever it does; for tests
+    trusted: bool = False
 
 
 class WholeData:
@@ -55,17 +59,20 @@ class WholeData:
 
     # -- functions and forwards ----------------------------------------------------------
 
-    def wrapped(self, function: Callable[..., Any], name: str, dim: int = 1, item: int | None = None) -> Callable[..., Any]:
+    def wrapped(
+        self, function: Callable[..., Any], name: str, dim: int = 1, item: int | None = None, place: str | None = None
+    ) -> Callable[..., Any]:
         """``function`` on all tokens, returning this rank's.
 
         Args:
             name: of the code, for the report.
             dim: where tokens are looked for first.
             item: which item of a tuple that comes out has tokens; None where all of those have that are long enough.
+            place: where the function sits, if it is to be probed; None where it needs all tokens in any case.
         """
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self.call(function, name, args, kwargs, (dim, dim), item)
+            return self.call(function, name, args, kwargs, (dim, dim), item, place)
 
         return call
 
@@ -74,7 +81,7 @@ class WholeData:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             dims = (2 if kwargs.get("skip_reshape") else 1, 2 if kwargs.get("skip_output_reshape") else 1)
-            return self.call(function, name, args, kwargs, dims)
+            return self.call(function, name, args, kwargs, dims, place=OVERRIDE)
 
         return WholeOverride(function, name, call)
 
@@ -86,21 +93,55 @@ class WholeData:
         kwargs: dict[str, Any],
         dims: tuple[int, int] = (1, 1),
         item: int | None = None,
+        place: str | None = None,
     ) -> Any:
         """One call. ``dims``: where tokens are looked for first in what goes in, and in what comes out."""
         state = self.state
         if not state.split or state.whole:
             return function(*args, **kwargs)
+        site = None if place is None or state.probing is None else state.probing.site(place, name)
+        if site is not None and site.apart:
+            state.note_apart(name)
+            with self._computing(whole=True):
+                return site.shared(function, _options_in((args, kwargs)), lambda: function(*args, **kwargs))
         widening = _Widening(self, dims[0], (args, kwargs))
         if not widening.streams:
             return function(*args, **kwargs)
-        state.note_whole(name)
+
+        def own(output: Any) -> Any:
+            if item is not None and isinstance(output, (tuple, list)):
+                return type(output)(self._own(x, dims[1], widening.replicated) if i == item else x for i, x in enumerate(output))
+            return self._own(output, dims[1], widening.replicated)
+
+        if site is not None and site.unprobed:
+            return self._probed(site, function, (args, kwargs), widening, own)
+        state.note_whole(name, "" if site is None else site.why_whole)
         whole_args, whole_kwargs = widening.widen((args, kwargs))
         with self._computing(whole=True):
-            output = function(*whole_args, **whole_kwargs)
-        if item is not None and isinstance(output, (tuple, list)):
-            return type(output)(self._own(x, dims[1], widening.replicated) if i == item else x for i, x in enumerate(output))
-        return self._own(output, dims[1], widening.replicated)
+            return own(function(*whole_args, **whole_kwargs))
+
+    def _probed(self, site: Site, function: Callable[..., Any], given: Any, widening: _Widening, own: Callable[[Any], Any]) -> Any:
+        """The first call of a function: on whole data, then with NaN for other ranks' tokens, then on this rank's tokens."""
+        probe = site.probing.probe(site, function, _options_in(given))
+
+        def called(arguments: Any) -> Callable[[], Any]:
+            args, kwargs = each_options(arguments, _is_options, probe.watched)
+            return lambda: function(*map(probe.trusted, args), **kwargs)
+
+        with self._computing(whole=True):
+            output = own(probe.whole(called(widening.widen(given))))
+            probe.require(widening.floating, "its tokens are whole numbers")
+            if probe.open:
+                poisoned = own(probe.again(called(widening.widen(given, poisoned=True))))
+                probe.compare(poisoned, output, "it mixes tokens")
+            share = probe.again(called(given))
+            probe.compare(share, output, "it treats a part of the tokens otherwise than all of them")
+        verdict = site.probing.conclude(site, probe)
+        if verdict.apart:
+            self.state.note_apart(site.name)
+        else:
+            self.state.note_whole(site.name, verdict.why)
+        return output
 
     def _own(self, output: Any, dim: int, replicated: int) -> Any:
         """This rank's tokens of everything that has all of them, behind ``replicated`` tokens."""
@@ -234,8 +275,17 @@ class _Widening:
                 self._places.pop(id(tensor), None)
         self.replicated = max((n for _, n in self._places.values()), default=0)
 
-    def widen(self, value: Any) -> Any:
-        """``value`` with all tokens in the place of this rank's, and whole arguments in the place of sharded ones."""
+    @property
+    def floating(self) -> bool:
+        """All streams can hold NaN."""
+        return all(tensor.is_floating_point() for tensor in self._tensors if id(tensor) in self._places)
+
+    def widen(self, value: Any, poisoned: bool = False) -> Any:
+        """``value`` with all tokens in the place of this rank's, and whole arguments in the place of sharded ones.
+
+        Args:
+            poisoned: NaN in the place of other ranks' tokens.
+        """
         original = self._state.original(value)
         if original is not value:
             return original
@@ -244,14 +294,23 @@ class _Widening:
         if _is_options(value):
             return self._options(value)
         if isinstance(value, dict):
-            return {key: self.widen(x) for key, x in value.items()}
+            return {key: self.widen(x, poisoned) for key, x in value.items()}
         if type(value) in (tuple, list):
-            return type(value)(self.widen(x) for x in value)
+            return type(value)(self.widen(x, poisoned) for x in value)
         if id(value) not in self._places:
             return value
         if id(value) not in self._made:
             self._made[id(value)] = self._whole.gather(value, *self._places[id(value)])
-        return self._made[id(value)]
+        return self._poisoned(value) if poisoned else self._made[id(value)]
+
+    def _poisoned(self, value: Tensor) -> Tensor:
+        state, (dim, replicated) = self._state, self._places[id(value)]
+        whole = torch.full_like(self._made[id(value)], torch.nan)
+        kept, own = value.movedim(dim, 0).tensor_split((replicated,))
+        rows = whole.movedim(dim, 0)
+        rows[:replicated] = kept
+        rows[replicated:][state.layout.indices(state.rank)] = own
+        return whole
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Transformer options that say of all tokens what they said of this rank's, and whose attention exchanges nothing."""
@@ -269,6 +328,13 @@ class _Widening:
 
 def _is_options(value: Any) -> bool:
     return isinstance(value, dict) and not _OPTIONS.isdisjoint(key for key in value if isinstance(key, str))
+
+
+def _options_in(value: Any) -> list[dict[str, Any]]:
+    """All transformer options in a tree of arguments."""
+    found: list[dict[str, Any]] = []
+    each_options(value, _is_options, found.append)
+    return found
 
 
 def _dim_of(tensor: Tensor, first: int, size: int) -> int | None:

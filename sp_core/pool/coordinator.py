@@ -193,6 +193,7 @@ class Pool:
         Args:
             operation: passed to the service.
             body: a tree of plain values and tensors, or a function that makes it when the ranks are ready.
+            device: where the tensors of the answer are wanted.
             doing: what a time-out message says the ranks were doing.
             volatile: places in the body whose tensors are new each time, so not worth remembering.
             watch: called about twenty times a second; true asks for a cancel.
@@ -202,6 +203,7 @@ class Pool:
             WorkerFailed: a rank raised; if all ranks answered, the pool stays usable.
             WorkerDied, WorkerTimeout: the pool is over.
             WireError: the body cannot be sent; the workers saw nothing of it.
+            SPError: the pool is over, or not ready yet.
         """
         with self._lock:
             if not self.usable:

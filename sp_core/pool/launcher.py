@@ -1,6 +1,6 @@
 """Starts the worker processes and a private directory for them; ends both.
 
-Each worker leads a session of its own: Ctrl-C in the coordinator's terminal does not reach it, so that the coordinator
+Each worker leads a POSIX session of its own: Ctrl-C in the coordinator's terminal does not reach it, so that the coordinator
 ends it in order, and a kill of its process group takes along what it started. When the coordinator is gone, a worker
 leaves by itself, see :mod:`.orphaned`. Torch's own launcher is for programs that own their process: it takes over the
 signals of the process that it is used in.

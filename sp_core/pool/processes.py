@@ -1,6 +1,6 @@
 """What the operating system knows of a process.
 
-Read from /proc: psutil is a requirement of ComfyUI and not of this package, so only host/ uses it.
+Read from /proc: psutil is a requirement of ComfyUI and not of this package, so nothing below host/ may need it.
 """
 
 from __future__ import annotations

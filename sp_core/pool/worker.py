@@ -62,10 +62,14 @@ class WorkerContext:
         self.own_state.show(phase, block, blocks)
 
     def enter_block(self, block: int, blocks: int) -> None:
-        """Between two blocks: show progress; raises Cancelled on every rank at the same block.
+        """Between two blocks: show progress, and stop where all ranks do.
 
         Args:
             block, blocks: which block of how many; a model may call them in any order.
+
+        Raises:
+            Cancelled: the user cancelled; on every rank at the same block.
+            PeerFailed: another rank failed meanwhile.
         """
         self.run_ahead.wait_before_block()
         self.show(Phase.COMPUTING, block, blocks)

@@ -17,7 +17,7 @@ from torch import Tensor
 from sp_core.attention.local import attention_with_lse
 from sp_core.attention.masks import as_BHqk, to_additive, to_rank_order
 from sp_core.attention.partial import exchanged_cross_attention, partial_cross_attention
-from sp_core.attention.ring import parallel_attention, ring_attention
+from sp_core.attention.ring import ring_attention, usp_attention
 from sp_core.attention.ulysses import ulysses_attention
 from sp_core.comm import CollectiveTransport
 from sp_core.comm.ring import Ring
@@ -106,7 +106,7 @@ def check_case(rank: int, world_size: int, case: Case) -> None:
     expected = layout.shard(sdpa(q, k, v, mask), rank)
     mask = None if mask is None else to_rank_order(as_BHqk(mask), layout)
     shards = [layout.shard(x, rank) for x in (q, k, v)]
-    out = parallel_attention(*shards, transport, ring, layout.counts, mask=mask)
+    out = usp_attention(*shards, transport, ring, layout.counts, mask=mask)
     exchanges = transport.stats.exchanges
     if case.ring == 1:
         check("with another attention", ulysses_attention(*shards, transport, layout.counts, sdpa, mask=mask), expected)

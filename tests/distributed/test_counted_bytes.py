@@ -10,7 +10,7 @@ import torch
 from distributed.ranks import RankPools
 
 from sp_core.attention.partial import exchanged_cross_attention, partial_cross_attention
-from sp_core.attention.ring import parallel_attention
+from sp_core.attention.ring import usp_attention
 from sp_core.bench import cross
 from sp_core.comm import CollectiveTransport
 from sp_core.comm.ring import Ring
@@ -46,7 +46,7 @@ def forward(shape: ForwardShape, layout: SequenceLayout, ring_size: int, rank: i
     t = layout.counts[rank]
     hidden = torch.randn(shape.batch, t, shape.heads, shape.head_dim, dtype=torch.bfloat16)
     for _ in range(shape.blocks):
-        parallel_attention(hidden, hidden, hidden, ulysses, ring, layout.counts)
+        usp_attention(hidden, hidden, hidden, ulysses, ring, layout.counts)
         if shape.cross is not None:
             query = torch.zeros(shape.batch, shape.cross.queries, shape.cross.heads, shape.cross.head_dim, dtype=torch.bfloat16)
             keys = query.new_ones(shape.batch, t, shape.cross.heads, shape.cross.head_dim)

@@ -151,7 +151,7 @@ def limit_of_a_wait(rank: int, world_size: int, setting: str) -> float:
     os.environ["SP_TIMEOUT_S"] = setting
     with tempfile.TemporaryDirectory() as directory:
         transport, _ = make_transport(None, "cpu", directory=directory)
-        limit = transport.timeout_s  # type: ignore[attr-defined]
+        limit = transport.inner.timeout_s  # type: ignore[attr-defined]
         transport.close()
     return limit
 

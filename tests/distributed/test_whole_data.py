@@ -91,7 +91,7 @@ def computed(kind: str, sizes: str, rank: int, world_size: int, trusted: bool) -
         with engine.installed(model) as state:
             video, audio_out = model(**arguments, transformer_options=engine.adapted(options, state))
             state.check()
-        return video, audio_out, state.got_whole
+        return video, audio_out, list(state.got_whole)
 
 
 def all_kinds(rank: int, world_size: int, sizes: str) -> dict[str, tuple[Tensor, Tensor, list[str]]]:

@@ -115,7 +115,7 @@ int run_rank(int me, int world, uint64_t exchanges, uint64_t seed, const std::ve
 }
 
 int main(int count, char** arguments) {
-  if (count == 2) return printf("%zu %zu\n", sizeof(Launch), sizeof(Status)), 0;
+  if (count == 2) return printf("%zu %zu %zu\n", sizeof(Launch), sizeof(Status), size_t{kSlots}), 0;
   const int world = atoi(arguments[1]);
   const uint64_t exchanges = atoll(arguments[2]), seed = atoll(arguments[3]);
   const bool stay_away = count > 4;

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sp_core.comm.native.cuda import CLaunch, CStatus
+from sp_core.comm.native.cuda_runtime import SLOTS_OFFSET
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def test_kernel_delivers_every_byte_and_overwrites_nothing(kernel_on_cpu: Path, 
 
 def test_python_and_the_kernel_mean_the_same_structures(kernel_on_cpu: Path) -> None:
     sizes = subprocess.run([str(kernel_on_cpu), "sizes"], capture_output=True, text=True, check=True).stdout
-    assert sizes.split() == [str(ctypes.sizeof(CLaunch)), str(ctypes.sizeof(CStatus))]
+    assert sizes.split() == [str(size) for size in (ctypes.sizeof(CLaunch), ctypes.sizeof(CStatus), SLOTS_OFFSET)]
 
 
 def test_kernel_that_waits_for_a_lost_rank_ends_when_called_off_and_names_it(kernel_on_cpu: Path) -> None:

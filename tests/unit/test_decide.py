@@ -68,7 +68,7 @@ def test_no_parameter_is_iterated_in_a_second_forward(walks: list[str]) -> None:
     assert walks == []
 
 
-def test_the_rates_are_measured_once() -> None:
+def test_the_rates_are_measured_once_for_each_dtype() -> None:
     measured: list[torch.dtype] = []
 
     def measure(dtype: torch.dtype) -> MeasuredRates:
@@ -79,6 +79,9 @@ def test_the_rates_are_measured_once() -> None:
     for frames in (3, 9):
         decide.choice(loaded(), call(frames))
     assert measured == [torch.float32]
+    for _ in range(2):
+        decide.rates(torch.bfloat16)
+    assert measured == [torch.float32, torch.bfloat16]
 
 
 def test_equal_facts_give_the_same_choice() -> None:

@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 from torch import nn
 
-from sp_core.host.worker.patch_check import KNOWN, Known, foreign_code, foreign_inside, gets_whole_data, wants_whole_batch
+from sp_core.host.worker.patch_check import (
+    KNOWN,
+    Known,
+    foreign_code,
+    foreign_inside,
+    gets_whole_data,
+    unknown_functions,
+    wants_whole_batch,
+)
 from sp_core.plans.override import OVERRIDE
+from sp_core.settings import trust_patches
 
 FFN = "diffusion_model.blocks.0.ffn"
 
@@ -39,10 +48,10 @@ INSIDE = {
 
 @pytest.mark.parametrize("patched", INSIDE.values(), ids=INSIDE)
 def test_unknown_code_gets_all_rows(patched: Any) -> None:
-    [code] = foreign_code(patched)
+    [code] = foreign_code(patched, {})
     assert "function.<locals>.patch of " in code.name
-    assert wants_whole_batch(patched)
-    assert gets_whole_data(patched)
+    assert wants_whole_batch(patched, {})
+    assert gets_whole_data(patched, {})
 
 
 #: what lies where, and the modules that compute by it
@@ -73,7 +82,10 @@ def test_a_forward_that_was_set_without_the_patcher_counts_too() -> None:
     patched, model = patcher(), blocks()
     patched.model = SimpleNamespace(diffusion_model=model)
     model.get_submodule("blocks.0.ffn").forward = function()  # type: ignore[method-assign]
-    assert list(foreign_inside(patched, dict(model.named_modules())).modules) == ["blocks.0.ffn"]
+    modules = dict(model.named_modules())
+    assert list(foreign_inside(patched, modules).modules) == ["blocks.0.ffn"]
+    assert wants_whole_batch(patched, modules) and gets_whole_data(patched, modules)
+    assert [place for place, _ in unknown_functions(patched, modules)] == ["blocks.0.ffn.forward"]
 
 
 def test_a_forward_that_was_put_back_is_the_models_own() -> None:
@@ -86,8 +98,8 @@ def test_a_forward_that_was_put_back_is_the_models_own() -> None:
 
 
 def test_code_that_comes_with_the_call_counts_too() -> None:
-    assert not wants_whole_batch(patcher())
-    assert wants_whole_batch(patcher(), {"patches": {"attn1_patch": [function()]}})
+    assert not wants_whole_batch(patcher(), {})
+    assert wants_whole_batch(patcher(), {}, {"patches": {"attn1_patch": [function()]}})
 
 
 @pytest.mark.parametrize(
@@ -100,8 +112,8 @@ def test_code_that_comes_with_the_call_counts_too() -> None:
     ids=["beside the model", "a number", "around the model"],
 )
 def test_what_is_not_code_inside_the_model(patched: Any) -> None:
-    assert foreign_code(patched) == []
-    assert not wants_whole_batch(patched)
+    assert foreign_code(patched, {}) == []
+    assert not wants_whole_batch(patched, {})
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name)
@@ -112,11 +124,41 @@ def test_known_code_is_taken_at_its_word(known: Known) -> None:
         patched = patcher(patches={f"diffusion_model.blocks.0{known.place}": function(known)})
     else:
         patched = patcher({"patches": {known.place.removeprefix("patches."): [function(known)]}})
-    assert [code.known for code in foreign_code(patched)] == [known]
-    assert wants_whole_batch(patched) is not known.rows_apart
-    assert gets_whole_data(patched) is not known.parts_apart
+    assert [code.known for code in foreign_code(patched, {})] == [known]
+    assert wants_whole_batch(patched, {}) is not known.rows_apart
+    assert gets_whole_data(patched, {}) is not known.parts_apart
 
 
 def test_a_known_name_in_another_place_is_not_known() -> None:
     patched = patcher({"patches": {"attn2_patch": [function(KNOWN[0])]}})
-    assert foreign_code(patched)[0].known is None
+    assert foreign_code(patched, {})[0].known is None
+
+
+@pytest.mark.parametrize("patched", INSIDE.values(), ids=INSIDE)
+def test_unknown_code_is_probed_where_it_sits(patched: Any) -> None:
+    [(place, found)] = unknown_functions(patched, {})
+    assert place in foreign_code(patched, {})[0].place
+    assert callable(found)
+
+
+def test_known_code_is_not_probed() -> None:
+    known = next(known for known in KNOWN if known.place == OVERRIDE)
+    assert unknown_functions(patcher({OVERRIDE: function(known)}), {}) == []
+
+
+@pytest.mark.parametrize("patched", INSIDE.values(), ids=INSIDE)
+def test_trusted_code_gets_no_whole_data(patched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SP_TRUST_PATCHES", "1")
+    assert not wants_whole_batch(patched, {})
+    assert not gets_whole_data(patched, {})
+    assert unknown_functions(patched, {}) == []
+    found = foreign_inside(patched, {})
+    assert found.trusted
+    assert found.modules == {}
+    assert found.name(OVERRIDE, function()) is None
+
+
+@pytest.mark.parametrize(("value", "trusts"), [("1", True), ("0", False), ("", False)])
+def test_what_the_setting_means(value: str, trusts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SP_TRUST_PATCHES", value)
+    assert trust_patches() is trusts

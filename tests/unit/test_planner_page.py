@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from sp_core.bench.plan_table import PUBLISHED, page
+from sp_core.bench.planner_page import PUBLISHED, page
 
 PAGE = Path(__file__).parents[2] / "docs" / "planner.md"
 
 
 def test_the_page_is_the_generated_one():
-    assert PAGE.read_text() == page(), "run: python -m sp_core.bench.plan_table > docs/planner.md"
+    assert PAGE.read_text() == page(), "run: python -m sp_core.bench.planner_page > docs/planner.md"
 
 
 def test_every_large_difference_has_its_reason():

@@ -77,7 +77,9 @@ def code_words(page: Path) -> list[str]:
     return re.findall(r"`([^`\n]+)`", page.read_text())
 
 
-@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/troubleshooting.md", "docs/systems.md", "docs/use.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/architecture.md", "docs/troubleshooting.md", "docs/systems.md", "docs/use.md", "CONTRIBUTING.md", "tests/README.md"]
+)
 def test_files_that_a_page_names_exist(page: str) -> None:
     tests = {path.name for path in (ROOT / "tests").rglob("*")}
     # "launcher.py" after "pool/coordinator.py" means the same folder
@@ -85,7 +87,7 @@ def test_files_that_a_page_names_exist(page: str) -> None:
     for word in code_words(ROOT / page):
         if not re.fullmatch(r"[\w./-]+(\.py|\.md|\.toml|\.yml|\.h|/)", word):
             continue
-        places = [base / word for base in (ROOT, ROOT / "sp_core", folder, ROOT / ".github" / "workflows")]
+        places = [base / word for base in (ROOT, ROOT / "sp_core", folder, ROOT / "tests", ROOT / ".github" / "workflows")]
         found = next((place for place in places if place.exists()), None)
         assert found is not None or word in tests, f"{page}: {word}"
         folder = found.parent if found is not None else folder

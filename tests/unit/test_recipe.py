@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sp_core.errors import SPError
+from sp_core.host.ui.computed_values import AboutModels, ComputedValues
 from sp_core.host.ui.recipe import Recipe, is_link, names_of_loaders, samples, trace, union
-from sp_core.host.ui.values import AboutModels, ComputedValues
 
 LOADER = {"class_type": "UNETLoader", "inputs": {"unet_name": "a.safetensors", "weight_dtype": "default"}}
 

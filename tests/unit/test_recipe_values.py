@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from sp_core.host.ui.computed_values import AboutModels, ComputedValues, digest
 from sp_core.host.ui.recipe import Recipe, trace
-from sp_core.host.ui.values import AboutModels, ComputedValues, digest
 
 
 class Model:

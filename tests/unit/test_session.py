@@ -13,10 +13,10 @@ import pytest
 from sp_core.errors import SPError
 from sp_core.host.ui import device_input
 from sp_core.host.ui import session as module
+from sp_core.host.ui.computed_values import AboutModels, ComputedValues
 from sp_core.host.ui.pool_models import PoolModels
 from sp_core.host.ui.recipe import Recipe, names_of_loaders, trace
 from sp_core.host.ui.session import Session
-from sp_core.host.ui.values import AboutModels, ComputedValues
 from sp_core.pool.devices import WorkerDevice
 from sp_core.pool.errors import WorkerFailed
 

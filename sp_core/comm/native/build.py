@@ -49,16 +49,23 @@ def load_cpu() -> Library:
 
 
 def load_cuda() -> Library:
-    """The exchange between GPUs by peer writes."""
-    if reason := _switched_off():
+    """The exchange between GPUs by peer writes, as nvcc builds it: for tools, and where torch brings no NVRTC."""
+    if reason := no_exchange_between_gpus():
         return Library(None, reason)
-    if torch.version.cuda is None:
-        return Library(None, "this torch is not built for CUDA")
-    if not sys.platform.startswith("linux"):
-        return Library(None, f"the peer exchange needs Linux, this is {sys.platform}")
-    if not torch.cuda.is_available() and not os.environ.get("TORCH_CUDA_ARCH_LIST"):
-        return Library(None, "no CUDA device is visible")
     return _load("all2all_heads.cu", ("-std=c++17", "-O3"))
+
+
+def no_exchange_between_gpus() -> str:
+    """Why no compiled part for GPUs can be used here, whoever compiles it, or ""."""
+    if reason := _switched_off():
+        return reason
+    if torch.version.cuda is None:
+        return "this torch is not built for CUDA"
+    if not sys.platform.startswith("linux"):
+        return f"the peer exchange needs Linux, this is {sys.platform}"
+    if not torch.cuda.is_available() and not os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        return "no CUDA device is visible"
+    return ""
 
 
 def _switched_off() -> str:
@@ -81,7 +88,7 @@ def _built(source: str, flags: tuple[str, ...]) -> Path:
     """Path of the library; builds it if no earlier process has."""
     cuda = source.endswith(".cu")
     name = f"sp_{Path(source).stem}_{_key(source, flags)}"
-    directory = _build_root() / name
+    directory = build_root() / name
     library = directory / f"{name}.so"
     finished = directory / "finished"
     if finished.exists():
@@ -127,7 +134,7 @@ def _capabilities() -> list[tuple[int, int]]:
     return sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())})
 
 
-def _build_root() -> Path:
+def build_root() -> Path:
     if chosen := os.environ.get("TORCH_EXTENSIONS_DIR"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions" / "sequence_parallel"

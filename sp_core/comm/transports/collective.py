@@ -1,7 +1,11 @@
-"""The plain path: torch.distributed collectives with a permute on each side.
+"""The plain path: torch.distributed collectives, with a permuted copy on the one side that needs it.
 
 Works with any backend that has ``all_to_all_single`` with split sizes (gloo, nccl, rccl,
-xccl). Every faster transport is checked against this one.
+xccl). Every faster transport falls back on this one.
+
+A row (t, H, D) of a batch is packed by destination and arrives where it stays, as the shards of a head follow each other in
+rank order. On the way back a row (T, h, D) is by destination already, and is unpacked once. So q, k, v and the output are
+copied four times in all, and one packed tensor at a time is in memory beside them.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ from ..transport import Transport
 
 # torch 2.14 renames it and warns about the old name
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+#: bytes of q, k and v of all ranks; below this, to call a collective once costs less than to copy once
+_TOGETHER_BELOW = 8 << 20
 
 
 def device_backend(backends: str) -> str:
@@ -37,49 +44,75 @@ class CollectiveTransport(Transport):
         self.name = device_backend(dist.get_backend(group)) if name is None else name
 
     def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
-        first = tensors_BtHD[0]
-        n, (B, t, H, D) = len(tensors_BtHD), first.shape
-        heads = shard_sizes(H, self.world_size)
-        h = heads[self.rank]
-        row = n * B * D * first.element_size()
-        # destination-major: for rank p its heads of all tensors, (n, B, t, heads[p], D)
-        parts = [torch.stack(chunks).flatten() for chunks in zip(*(x.split(heads, dim=2) for x in tensors_BtHD), strict=True)]
-        received = self._all_to_all(
-            torch.cat(parts), [t * count * row for count in heads], [count * h * row for count in token_counts]
-        ).view(first.dtype)
-        # source-major: from rank p its tokens of my heads, (n, B, token_counts[p], h, D)
-        shards = received.split([n * B * count * h * D for count in token_counts])
-        shards = [x.view(n, B, count, h, D) for x, count in zip(shards, token_counts, strict=True)]
+        B, _, H, D = tensors_BtHD[0].shape
+        T, heads = sum(token_counts), shard_sizes(H, self.world_size)
+        if len(tensors_BtHD) * B > 1 and len(tensors_BtHD) * B * T * H * D * tensors_BtHD[0].element_size() < _TOGETHER_BELOW:
+            return self._scatter_together(tensors_BtHD, token_counts, heads)
+        received = [heads[self.rank] * D * count for count in token_counts]
+        outputs_BThD = [x.new_empty(B, T, heads[self.rank], D) for x in tensors_BtHD]
+        for x_BtHD, output_BThD in zip(tensors_BtHD, outputs_BThD, strict=True):
+            for x_tHD, output_ThD in zip(x_BtHD, output_BThD, strict=True):
+                self._all_to_all(output_ThD.view(-1), *_packed(x_tHD, heads), received)
+        return outputs_BThD
+
+    def _scatter_together(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int], heads: Sequence[int]) -> list[Tensor]:
+        """In one collective, where its latency is what counts: all rows of all tensors lie beside each other in a token."""
+        B, D = tensors_BtHD[0].size(0), tensors_BtHD[0].size(3)
+        n, h = len(tensors_BtHD) * B, heads[self.rank]
+        # (t, H, n, D): a destination's heads are a run of H for all rows at once
+        rows_tHnD = torch.cat(list(tensors_BtHD)).permute(1, 2, 0, 3)
+        send, sizes = _packed(rows_tHnD, heads)
+        received = send.new_empty(sum(token_counts) * h * n * D)
+        self._all_to_all(received, send, sizes, [count * h * n * D for count in token_counts])
+        outputs_nThD = received.view(sum(token_counts), h, n, D).permute(2, 0, 1, 3)
         # one buffer a tensor, so that each can be kept, freed and written to without the others
-        return [torch.cat([shard[index] for shard in shards], dim=1) for index in range(n)]
+        return [x.clone(memory_format=torch.contiguous_format) for x in outputs_nThD.split(B)]
 
     def _gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
         B, _, h, D = tensor_BThD.shape
-        heads = shard_sizes(num_heads, self.world_size)
-        t = token_counts[self.rank]
-        row = B * D * tensor_BThD.element_size()
-        # destination-major: for rank p its tokens of my heads, (B, token_counts[p], h, D)
-        parts = [x.flatten() for x in tensor_BThD.split(list(token_counts), dim=1)]
-        received = self._all_to_all(
-            torch.cat(parts), [count * h * row for count in token_counts], [t * count * row for count in heads]
-        ).view(tensor_BThD.dtype)
-        shards = received.split([B * t * count * D for count in heads])
-        return torch.cat([x.view(B, t, count, D) for x, count in zip(shards, heads, strict=True)], dim=2)
+        heads, t = shard_sizes(num_heads, self.world_size), token_counts[self.rank]
+        sizes, received = [count * h * D for count in token_counts], [t * count * D for count in heads]
+        output_BtHD = tensor_BThD.new_empty(B, t, num_heads, D)
+        for x_ThD, output_tHD in zip(tensor_BThD.contiguous(), output_BtHD, strict=True):
+            shards = x_ThD.new_empty(t * num_heads * D)
+            self._all_to_all(shards, x_ThD.view(-1), sizes, received)
+            for shard, target in zip(shards.split(received), output_tHD.split(heads, dim=1), strict=True):
+                target.copy_(shard.view(target.shape))
+        return output_BtHD
 
     def _all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor:
-        mine = tensor_Bt.contiguous()
+        mine, longest = tensor_Bt.contiguous(), max(token_counts)
         B, t, *rest = mine.shape
-        row = mine[:, :1].numel() if t else mine.new_empty((B, 1, *rest)).numel()
-        size = max(token_counts) * row * mine.element_size()
-        # collectives want equal sizes: pad to the longest shard, trim after
-        padded = mine.new_zeros(size // mine.element_size())
-        padded[: mine.numel()] = mine.flatten()
-        gathered = torch.empty(self.world_size * size, dtype=torch.uint8, device=mine.device)
-        _all_gather(gathered, padded.view(torch.uint8), group=self.group)
-        shards = gathered.view(mine.dtype).view(self.world_size, -1)
+        # collectives want equal sizes: as long as the longest shard, trim after
+        row = mine.new_empty((B, 1, *rest)).numel()
+        if t < longest:
+            padded = mine.new_empty(longest * row)
+            padded[: mine.numel()] = mine.flatten()
+            mine = padded
+        gathered = mine.new_empty(self.world_size * longest * row)
+        _all_gather(_bytes(gathered), _bytes(mine.view(-1)), group=self.group)
+        if B == 1 and min(token_counts) == longest:
+            return gathered.view(B, sum(token_counts), *rest)
+        shards = gathered.view(self.world_size, -1)
         return torch.cat([shard[: count * row].view(B, count, *rest) for shard, count in zip(shards, token_counts, strict=True)], dim=1)
 
-    def _all_to_all(self, send: Tensor, send_bytes: list[int], receive_bytes: list[int]) -> Tensor:
-        received = torch.empty(sum(receive_bytes), dtype=torch.uint8, device=send.device)
-        dist.all_to_all_single(received, send.view(torch.uint8), receive_bytes, send_bytes, group=self.group)
-        return received
+    def _all_to_all(self, output: Tensor, send: Tensor, sizes: Sequence[int], received: Sequence[int]) -> None:
+        """Flat tensors; ``sizes`` and ``received``: elements to and from each rank."""
+        width = send.element_size()
+        dist.all_to_all_single(
+            _bytes(output), _bytes(send), [size * width for size in received], [size * width for size in sizes], group=self.group
+        )
+
+
+def _packed(x_tHD: Tensor, heads: Sequence[int]) -> tuple[Tensor, list[int]]:
+    """A copy of all shards of dim 1, one after the other and each contiguous, as a flat tensor; and their elements."""
+    parts = x_tHD.split(list(heads), dim=1)
+    sizes = [part.numel() for part in parts]
+    packed = x_tHD.new_empty(x_tHD.numel())
+    for part, target in zip(parts, packed.split(sizes), strict=True):
+        target.view(part.shape).copy_(part)
+    return packed, sizes
+
+
+def _bytes(flat: Tensor) -> Tensor:
+    return flat.view(torch.uint8)

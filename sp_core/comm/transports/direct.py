@@ -27,6 +27,7 @@ class PreparedExchange(NamedTuple):
     shape: tuple[int, ...]  #: of each output
     dtype: torch.dtype
     slot_bytes: int
+    largest_slot: int  #: bytes that the rank with the most receives
     output_bytes: int  #: of one output
     tensor_stride: int  #: bytes from one output to the next
 
@@ -40,6 +41,7 @@ def prepared(exchange: Exchange, shape: tuple[int, ...], dtype: torch.dtype, ran
         shape,
         dtype,
         exchange.slot_bytes(rank),
+        max(exchange.slot_bytes(other) for other in range(exchange.world_size)),
         exchange.output_bytes(rank),
         exchange.tensor_stride(rank),
     )

@@ -1,7 +1,7 @@
 """Exchange between GPUs of one machine by direct writes into each other's memory.
 
 Two ways to write: ``kernel`` (stores by the multiprocessors, the faster one over NVLink) and ``copy`` (strided copies by the
-copy engines: over PCIe, stores are several times slower than those). Both are described in ``csrc/all2all_heads.cu``.
+copy engines: over PCIe, stores are several times slower than those). Both are described in ``csrc/all2all_heads.cuh``.
 
 With ``kernel`` the outputs are views of receive slots, lent until the last tensor is gone. They must be used on the stream
 that was current at the call, or on one that waits for it, as usual for torch tensors. With ``copy`` everybody writes slots 0
@@ -26,13 +26,13 @@ from torch import Tensor
 from ...settings import DEFAULT_STALL_TIMEOUT_S, STALL_TIMEOUT
 from ..errors import ExchangeError, TransportUnavailable, ranks_text
 from ..native.addresses import MAX_WORLD, Exchange, ExchangeKind
-from ..native.build import load_cuda
-from ..native.cuda import CLaunch, CStatus, CudaError, CudaLibrary
+from ..native.cuda import CLaunch, CStatus, CudaError
+from ..native.gpu import GpuCalls, open_device
 from ..small_collectives import all_gather_ints, raise_together
-from ..transport import Transport
+from ..transport import Slots, Transport
 from .collective import CollectiveTransport
 from .direct import ExchangeTransport, PreparedExchange
-from .peer_memory import Lease, PeerMemory, Window, agree_on_exchange, rounded_slot
+from .peer_memory import Lease, PeerMemory, Window, agree_on_exchange, rounded_slot, slot_count
 
 log = logging.getLogger(__name__)
 
@@ -80,13 +80,12 @@ class PeerTransport(ExchangeTransport):
         Raises:
             TransportUnavailable: on every rank alike, if any rank cannot take part.
         """
-        handle, reason = load_cuda()
-        library = None
-        if not reason and dist.get_world_size(group) > MAX_WORLD:
+        library, reason = None, ""
+        if dist.get_world_size(group) > MAX_WORLD:
             reason = f"the peer exchange joins at most {MAX_WORLD} ranks"
-        if not reason and handle is not None:
+        if not reason:
             try:
-                library = CudaLibrary(handle, torch.cuda.current_device())
+                library = open_device(torch.cuda.current_device())
                 # what can fail on one rank alone fails here, where all hear of it
                 library.multiprocessors()
                 library.free_status(library.allocate_status()[0])
@@ -107,7 +106,7 @@ class PeerTransport(ExchangeTransport):
     def __init__(
         self,
         group: dist.ProcessGroup | None,
-        library: CudaLibrary,
+        library: GpuCalls,
         *,
         timeout_s: float,
         should_abort: Callable[[], str | None] | None,
@@ -125,6 +124,7 @@ class PeerTransport(ExchangeTransport):
         self._make_plain = plain or partial(CollectiveTransport, group)
         self._plain: Transport | None = None  # in use where there was no memory to grow
         self._again = 0  # the exchange at which growing is tried again
+        self._made = 0  # how often the slots were made anew, or left
         self._watch = Watch(library, self)
         self._use("kernel")
 
@@ -164,11 +164,7 @@ class PeerTransport(ExchangeTransport):
         if torch.cuda.is_current_stream_capturing():
             raise ExchangeError(f"rank {self.rank}: an exchange cannot be captured in a CUDA graph; compile without graphs")
         self._raise_if_failed()
-        need = max(prepared.exchange.slot_bytes(rank) for rank in range(self.world_size))
-        if self._plain is not None and self._epoch >= self._again:
-            self._leave_plain()
-        if self._plain is None and (self._memory.allocation is None or need > self._memory.slot_bytes):
-            self._grow(need, prepared.signature)
+        self._make_room(prepared.largest_slot, prepared.signature, self._epoch)
         if self._plain is not None:
             return through(self._plain, prepared.exchange, tensors)
         launch = self._launch(prepared, tensors)
@@ -209,6 +205,20 @@ class PeerTransport(ExchangeTransport):
             launch.peers[rank] = base
         return launch
 
+    def reserve(self, size: int) -> Slots:
+        self._make_room(size, f"room for {size} bytes".encode(), self._epoch + 1)
+        if self._plain is not None:
+            return Slots(made=self._made)
+        count = 2 if self.method == "copy" else slot_count(self._memory.slot_bytes)
+        return Slots(count, self._memory.slot_bytes, self._made)
+
+    def _make_room(self, need: int, signature: bytes, epoch: int) -> None:
+        """For exchange number ``epoch``."""
+        if self._plain is not None and epoch >= self._again:
+            self._leave_plain()
+        if self._plain is None and (self._memory.allocation is None or need > self._memory.slot_bytes):
+            self._grow(need, signature)
+
     def _grow(self, need: int, signature: bytes) -> None:
         """Larger slots on all ranks: all know everybody's need, so all come here in the same exchange."""
         torch.cuda.synchronize(self._library.device)
@@ -218,6 +228,7 @@ class PeerTransport(ExchangeTransport):
             self._replace_memory(max(rounded_slot(need), _FIRST_SLOT_BYTES))
         except TransportUnavailable as error:  # on every rank alike
             self._plain, self._again = self._make_plain(), self._epoch + _PATIENCE
+            self._made += 1
             self.name = f"{self._plain.name} in place of {self.name}"
             log.warning("%s: exchanging by %s for now", error, self._plain.name)
 
@@ -225,6 +236,7 @@ class PeerTransport(ExchangeTransport):
         if self._plain is not None:
             self._plain.close()
         self._plain = None
+        self._made += 1
         self._use(self.method)
 
     def _raise_if_failed(self) -> None:
@@ -271,6 +283,7 @@ class PeerTransport(ExchangeTransport):
         torch.cuda.empty_cache()
         self._memory = PeerMemory(self.group, self._library, slot_bytes)
         self._own_slot = None
+        self._made += 1
 
 
 class Watch:
@@ -279,7 +292,7 @@ class Watch:
     It looks at words in main memory that the kernels write; it makes no CUDA call, so it never waits for the device.
     """
 
-    def __init__(self, library: CudaLibrary, transport: PeerTransport) -> None:
+    def __init__(self, library: GpuCalls, transport: PeerTransport) -> None:
         self._library, self._transport = library, transport
         self._address, self.seen_by_device = library.allocate_status()
         self._status = CStatus.from_address(self._address)

@@ -8,7 +8,8 @@ from collections import deque
 import torch.distributed as dist
 
 from ..errors import TransportUnavailable
-from ..native.cuda import IPC_HANDLE_BYTES, CudaError, CudaLibrary
+from ..native.cuda import IPC_HANDLE_BYTES, CudaError
+from ..native.gpu import GpuCalls
 from ..small_collectives import all_gather_bytes, raise_together
 from .direct import other_exchange
 
@@ -34,12 +35,12 @@ def rounded_slot(need: int) -> int:
 class Allocation:
     """One device buffer; freed when neither the transport nor a tensor holds it."""
 
-    def __init__(self, library: CudaLibrary, size: int) -> None:
+    def __init__(self, library: GpuCalls, size: int) -> None:
         self.base, self.handle = library.allocate(size)
         weakref.finalize(self, _free, library, self.base).atexit = False
 
 
-def _free(library: CudaLibrary, base: int) -> None:
+def _free(library: GpuCalls, base: int) -> None:
     library.free(base)
 
 
@@ -65,7 +66,7 @@ class PeerMemory:
         TransportUnavailable: on every rank alike, if memory or a peer's handle cannot be had.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, library: CudaLibrary, slot_bytes: int) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, library: GpuCalls, slot_bytes: int) -> None:
         rank = dist.get_rank(group)
         self.slot_bytes = slot_bytes
         self._library = library

@@ -33,6 +33,7 @@ from ..native.addresses import MAX_WORLD
 from ..native.build import load_cpu
 from ..native.cpu import ExchangeStatus, bind
 from ..small_collectives import all_gather_ints, raise_together
+from ..transport import Slots
 from .direct import ExchangeTransport, PreparedExchange, other_exchange
 from .shm_slots import Slot, SlotPool
 
@@ -41,6 +42,8 @@ _LOOK_MS = 50
 #: bytes; below this a copy is cheaper than lending a slot
 _COPY_BELOW = 32 << 10
 _FIRST_MAPPING = 2 << 20
+#: one is being filled and two are granted ahead
+_SLOTS = Slots(count=3)
 
 
 class ShmTransport(ExchangeTransport):
@@ -123,6 +126,9 @@ class ShmTransport(ExchangeTransport):
         self._peers = _Peers(rank, pids)
         self._granted: dict[int, Slot] = {}
         self._sizes = _SizeMemory()
+
+    def reserve(self, size: int) -> Slots:
+        return _SLOTS
 
     def close(self) -> None:
         if self._closed:

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from ..transport import Transport
+from ..transport import Slots, Transport
 
 
 class StagedTransport(Transport):
@@ -34,6 +34,9 @@ class StagedTransport(Transport):
 
     def _fail(self, error: Exception) -> NoReturn:
         self.inner._fail(error)
+
+    def reserve(self, size: int) -> Slots:
+        return self.inner.reserve(size)
 
     def after_trial(self) -> None:
         self.inner.after_trial()

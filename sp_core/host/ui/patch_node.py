@@ -10,12 +10,12 @@ from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees, check_reques
 from ...plans import titles
 from .. import comfy_api
 from ..model_digest import model_digest
+from .computed_values import AboutModels, ComputedValues
 from .device_input import check_devices, named_devices, why_not_together
 from .patcher import SPModelPatcher, make_sp_patcher
 from .recipe import is_link, names_of_loaders, trace
 from .session import session
 from .unchanged_model import same_but_for_weights, same_for_workers
-from .values import AboutModels, ComputedValues
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
-"""The diffusion model as ComfyUI's process holds it: the model's class, without its weights.
+"""The stand-in: the diffusion model as ComfyUI's process holds it, the model's class without its weights.
 
-A remote model is an instance of a subclass of the model's own class, so ComfyUI's code
+The stand-in is an instance of a subclass of the model's own class, so ComfyUI's code
 around the inner forward (argument handling, DIFFUSION_MODEL wrappers) runs unchanged;
 only ``_forward`` goes to the workers. The local module, which is never moved to a device,
 answers attribute reads. Calls of methods that need weights go to the workers too.
@@ -22,15 +22,15 @@ from .snapshot import Change, Watch, swapped
 
 
 class Channel(Protocol):
-    """Where a remote model's calls go."""
+    """Where a stand-in's calls go: to a :class:`.remote_model.RemoteModel`."""
 
     def forward(self, method: str, named: dict[str, Any], extra: dict[str, Any], transformer_options: dict[str, Any]) -> Any: ...
 
     def call(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any: ...
 
 
-class RemoteMixin:
-    """Overrides of a remote model; mixed in front of the model's class."""
+class StandInMixin:
+    """What a stand-in does otherwise; mixed in front of the model's class."""
 
     def __getattr__(self, name: str) -> Any:
         # only reached for what the instance and its classes lack: parameters, submodules, plain attributes
@@ -146,13 +146,13 @@ def make_remote(
         "__qualname__": local_class.__qualname__,
         "__class__": property(lambda _: local_class),
     }
-    remote_class = type(local_class.__name__, (RemoteMixin, local_class), members)
-    remote: Any = object.__new__(remote_class)
+    its_class = type(local_class.__name__, (StandInMixin, local_class), members)
+    stand_in: Any = object.__new__(its_class)
     # what nn.Module.__init__ makes, empty: no weights, no children, nothing to move
-    torch.nn.Module.__init__(remote)
+    torch.nn.Module.__init__(stand_in)
     # not by |=, which sets the attribute __dict__: the mixin would put the dictionary into itself, and nothing in it would ever
     # go before Python looks for circles
-    remote.__dict__.update(_sp_local=local, _sp_channel=channel, _sp_watch=watch, _sp_backup=backup, training=False)
+    stand_in.__dict__.update(_sp_local=local, _sp_channel=channel, _sp_watch=watch, _sp_backup=backup, training=False)
     # a pack's own forward may read what its other nodes set on the model
-    remote.__dict__.update(_sp_reads_more=bool(replaced_methods(local_class)))
-    return remote
+    stand_in.__dict__.update(_sp_reads_more=bool(replaced_methods(local_class)))
+    return stand_in

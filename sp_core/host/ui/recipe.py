@@ -18,7 +18,7 @@ from typing import Any
 from ...errors import SPError
 from ..model_digest import Part
 from ..recipe_values import VALUE_NODE
-from .values import ComputedValues
+from .computed_values import ComputedValues
 
 #: of this extension, the nodes that give or sample a shared-out MODEL
 OUR_NODES = ("SPModelPatch", "SPSampler")
@@ -77,10 +77,9 @@ def trace(
     """
     if not is_link(link):
         raise SPError("The model input has to be a wire from a model loader or from a node behind one")
-    whole, lean = _Tracing(get_node, computed), _Tracing(get_node, computed, output_types)
-    recipe = whole.recipe(link, list_index)
-    without = lean.recipe(link, list_index)
-    return recipe if recipe == without else replace(without, fallback=recipe)
+    full = _Tracing(get_node, computed).recipe(link, list_index)
+    lean = _Tracing(get_node, computed, output_types).recipe(link, list_index)
+    return full if full == lean else replace(lean, fallback=full)
 
 
 class _Tracing:

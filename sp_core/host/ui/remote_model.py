@@ -72,8 +72,8 @@ class RunStats:
     #: of the last forward: how it was split, and the transport with the reason for it
     decision: str = ""
     transport: str = ""
-    #: names of other packs' code that every device computed in full
-    whole: list[str] = field(default_factory=list)
+    #: names of other packs' code that runs inside the model -> how it was computed, in a sentence
+    foreign: dict[str, str] = field(default_factory=dict)
 
 
 class RemoteModel:
@@ -236,18 +236,29 @@ class RemoteModel:
         run.exchanges += told["exchanges"]
         run.sent_bytes += pool.last_call.bytes_sent
         run.reused_bytes += pool.last_call.bytes_reused
-        for name in told["whole"]:
-            if name not in run.whole:
-                run.whole.append(name)
-                log.info("SP: %s", computed_in_full(name))
+        for name in dict.fromkeys([*told["apart"], *told["whole"]]):
+            calls = told["whole"].get(name, 0)
+            sentence = computed_in_full(name, calls, told["why_whole"].get(name, "")) if calls else shared_out(name)
+            if run.foreign.get(name) != sentence:
+                log.info("SP: %s", sentence)
+            run.foreign[name] = sentence
         if told["decision"] != run.decision:
             log.info("SP: %s", told["decision"])
         run.decision, run.transport = told["decision"], told["transport"]
 
 
-def computed_in_full(name: str) -> str:
+def computed_in_full(name: str, calls: int, why: str = "") -> str:
     """Why a step is slower than it could be, for people."""
-    return f"{name} runs inside the model and may need the whole video, so every device computes it in full; remove its node for speed"
+    reason = f" ({why})" if why else ""
+    return (
+        f"{name} runs inside the model and may need the whole video{reason}, so every device computes it in full, "
+        f"{calls} {'call' if calls == 1 else 'calls'} a forward; remove its node for speed"
+    )
+
+
+def shared_out(name: str) -> str:
+    """That code of another pack costs nothing but its trial, for people."""
+    return f"{name} runs inside the model and keeps its parts apart, so it is shared out between the devices after its first call"
 
 
 def headroom_for_activations(free: int, spare: int, to_come: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from .remote_model import RemoteModel, computed_in_full
+from .remote_model import RemoteModel
 
 
 def report(patched: Any) -> str:
@@ -27,7 +27,7 @@ def report(patched: Any) -> str:
             f"forwards: {forwards}, median {median(run.forward_s):.3f} s, all {total:.2f} s",
             f"exchange: {run.exchanges // forwards} a forward, {about}{100 * run.exchange_s / total:.0f} % of the time, "
             f"{size(run.exchange_bytes / forwards)} sent a rank and forward",
-            *map(computed_in_full, run.whole),
+            *run.foreign.values(),
             f"to the workers: {size(run.sent_bytes)} sent, {size(run.reused_bytes)} of conditioning named instead of sent",
         )
     )

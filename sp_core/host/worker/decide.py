@@ -28,17 +28,17 @@ class Decider:
     """Chooses degrees, once for equal facts: all that a choice rests on is an argument of the function that is remembered."""
 
     def __init__(self, world_size: int, device: torch.device, measure: Callable[[torch.dtype], MeasuredRates]) -> None:
-        """``measure``: what the devices and their links do in a second; called once, before the first choice."""
+        """``measure``: what the devices and their links do in a second, computing in a dtype; called once for each."""
         self._world_size, self._device, self._measure = world_size, device, measure
-        self._rates: MeasuredRates | None = None
+        self._rates: dict[torch.dtype, MeasuredRates] = {}
         self._choose = lru_cache(maxsize=REMEMBERED)(choose)
 
     def choice(self, model: LoadedModel, call: ForwardCall) -> DegreeChoice:
-        """Degrees of one forward. Collective in the first call, which measures."""
+        """Degrees of one forward. Collective in the first call in a dtype, which measures."""
         if model.whole is not None:
             return DegreeChoice(Degrees(), self._world_size)
         # a model that keeps something between forwards must find it split the same way
-        one_batch = model.plan.keeps_state or wants_whole_batch(model.patcher, call.options)
+        one_batch = model.plan.keeps_state or wants_whole_batch(model.patcher, model.modules, call.options)
         return self._choose(
             self._world_size,
             1 if one_batch else call.conditionings,
@@ -52,10 +52,10 @@ class Decider:
 
     def rates(self, dtype: torch.dtype) -> MeasuredRates:
         """What the devices compute in ``dtype`` and their links carry, measured at the first use."""
-        if self._rates is None:
-            self._rates = self._measure(dtype)
-            log.info("measured: %s", self._rates.describe())
-        return self._rates
+        if dtype not in self._rates:
+            self._rates[dtype] = self._measure(dtype)
+            log.info("measured in %s: %s", dtype, self._rates[dtype].describe())
+        return self._rates[dtype]
 
     def may_idle(self, model: LoadedModel) -> bool:
         """Whether devices may be left idle. CPU workers exist for tests: all of them work, however slow that is."""
@@ -73,6 +73,7 @@ class Decider:
 
         On an accelerator the calls only start an exchange, so there its time is worked out from the measured link.
         """
-        if self._device.type == "cpu" or self._rates is None:
+        if self._device.type == "cpu" or not self._rates:
             return stats.seconds
-        return self._rates.exchange_s(stats.bytes_sent, stats.exchanges)
+        # bytes take their time whatever they mean
+        return next(iter(self._rates.values())).exchange_s(stats.bytes_sent, stats.exchanges)

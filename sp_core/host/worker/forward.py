@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from ...parallel.groups import ParallelGroups
 from ...plans.engine import Engine, EnterBlock
 from ...plans.forward_state import ForwardState
-from ..block_skips import put_skips
+from ...plans.probing import Probing
+from ..block_skips import SKIPPED, put_skips
 from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, LATE_FORWARDS
 from . import cfg_split
 from .arrival import late_forwards
 from .forward_call import ForwardCall
 from .host_functions import host_functions
-from .patch_check import foreign_inside
+from .patch_check import foreign_inside, unknown_functions
 from .residency import LoadedModel
+
+log = logging.getLogger(__name__)
 
 
 def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock) -> tuple[Any, ForwardState]:
@@ -31,26 +39,70 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
     if groups.cfg is not None:
         call = cfg_split.part_of_call(call, groups.cfg.rank, groups.cfg.world_size)
     groups.sequence.stats.reset()
-    inputs = {**call.named, **call.extra}
     with late_forwards(model.diffusion_model, call.options):
-        engine = Engine(
-            model.plan,
-            groups.sequence,
-            enter_block,
-            layout=call.requested.layout,
-            inputs=inputs,
-            host=host_functions(),
-            foreign=foreign_inside(model.patcher, model.modules),
-        )
-        with engine.installed(model.diffusion_model) as state:
-            options = put_skips(engine.adapted(transformer_options(model.patcher, call.options), state))
-            output = getattr(model.diffusion_model, call.method)(**call.named, transformer_options=options, **call.extra)
-            state.check()
+        output, state = _settled(model, call, groups, enter_block)
     groups.sequence.check()
     if groups.cfg is not None:
         output = cfg_split.join_parts(output, groups.cfg)
         groups.cfg.check()
     return output, state
+
+
+def _settled(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock) -> tuple[Any, ForwardState]:
+    """A forward in which no code of other packs was shared out that would have needed whole data."""
+    while True:
+        probing = _probing(model, call, groups)
+        output, state = _attempt(model, _fresh(call), groups, enter_block, probing)
+        differing = probing.settle() if probing is not None else []
+        if not differing:
+            return output, state
+        log.warning("%s began to compute in another way: this step is computed again, with whole data for it", " and ".join(differing))
+
+
+def _attempt(
+    model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock, probing: Probing | None
+) -> tuple[Any, ForwardState]:
+    inputs = {**call.named, **call.extra}
+    engine = Engine(
+        model.plan,
+        groups.sequence,
+        enter_block,
+        layout=call.requested.layout,
+        inputs=inputs,
+        host=host_functions(),
+        foreign=foreign_inside(model.patcher, model.modules),
+        probing=probing,
+    )
+    with engine.installed(model.diffusion_model) as state:
+        options = put_skips(engine.adapted(transformer_options(model.patcher, call.options), state))
+        output = getattr(model.diffusion_model, call.method)(**call.named, transformer_options=options, **call.extra)
+        state.check()
+    return output, state
+
+
+def _probing(model: LoadedModel, call: ForwardCall, groups: ParallelGroups) -> Probing | None:
+    """What probes code of other packs in this forward; None where there is none, and where a forward cannot be computed twice."""
+    functions = unknown_functions(model.patcher, model.modules, call.options)
+    if not functions or model.verdicts is None or model.plan.keeps_state:
+        return None
+    shapes, structure = tree_flatten({**call.named, **call.extra})
+    signature = (
+        call.method,
+        call.requested,
+        (groups.sequence.world_size, groups.sequence.ring is not None, groups.cfg is not None),
+        str(structure),
+        tuple((tuple(x.shape), x.dtype) if isinstance(x, Tensor) else None for x in shapes),
+        str([call.options.get(key) for key in ("cond_or_uncond", SKIPPED)]),
+    )
+    return Probing(model.verdicts, groups.sequence, signature, functions, call.x.device)
+
+
+def _fresh(call: ForwardCall) -> ForwardCall:
+    """The same call in containers of its own: a forward may put other tensors into them."""
+    import comfy.utils
+
+    named, extra, options = map(comfy.utils.deepcopy_list_dict, (call.named, call.extra, call.options))
+    return replace(call, named=named, extra=extra, options=options)
 
 
 def _run_alone(model: LoadedModel, call: ForwardCall, enter_block: EnterBlock) -> tuple[Any, ForwardState]:

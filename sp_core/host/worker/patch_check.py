@@ -15,6 +15,7 @@ from torch import nn
 from ...errors import SPError
 from ...plans.override import OVERRIDE
 from ...plans.whole import Foreign
+from ...settings import trust_patches
 from ..options import CLASS, name_of, patches_in
 
 _INSIDE = "diffusion_model."
@@ -59,22 +60,46 @@ class ForeignCode:
     known: Known | None = None
 
 
-def foreign_code(patcher: Any, options: Mapping[str, Any] | None = None) -> list[ForeignCode]:
-    """All code of other packs inside a model: in its options and those of a call, and in the place of its modules and their forwards."""
-    found = patches_in(patcher.model_options.get("transformer_options", {})) + patches_in(dict(options or {}))
-    inside = {path.removeprefix(_INSIDE): value for path, value in patcher.object_patches.items() if path.startswith(_INSIDE)}
-    found += [(path, value) for path, value in inside.items() if callable(value)]
-    return [ForeignCode(place, name_of(function), _known(place, function)) for place, function in found]
+def code_inside(patcher: Any, modules: Mapping[str, nn.Module], options: Mapping[str, Any] | None = None) -> list[tuple[str, Any]]:
+    """(place, function or module) of all code of other packs inside a model.
+
+    Args:
+        modules: the model's, by their paths. A node can set a forward on one of them without ComfyUI's knowledge.
+        options: those of a call, beside the MODEL's own.
+    """
+    placed = _placed(patcher, modules)
+    return [*placed.items(), *patches_in(patcher.model_options.get("transformer_options", {})), *patches_in(dict(options or {}))]
 
 
-def wants_whole_batch(patcher: Any, options: Mapping[str, Any] | None = None) -> bool:
+def _placed(patcher: Any, modules: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """What stands in the place of modules and of their forwards."""
+    code = {f"{path}.forward": vars(module)["forward"] for path, module in modules.items() if path and _is_foreign_forward(module)}
+    code |= {path.removeprefix(_INSIDE): value for path, value in patcher.object_patches.items() if path.startswith(_INSIDE)}
+    return {path: value for path, value in code.items() if callable(value)}
+
+
+def foreign_code(patcher: Any, modules: Mapping[str, nn.Module], options: Mapping[str, Any] | None = None) -> list[ForeignCode]:
+    """What is known of :func:`code_inside`."""
+    return [ForeignCode(place, name_of(value), _known(place, value)) for place, value in code_inside(patcher, modules, options)]
+
+
+def unknown_functions(patcher: Any, modules: Mapping[str, nn.Module], options: Mapping[str, Any] | None = None) -> list[tuple[str, Any]]:
+    """What of :func:`code_inside` nobody knows."""
+    if trust_patches():
+        return []
+    return [(place, value) for place, value in code_inside(patcher, modules, options) if _known(place, value) is None]
+
+
+def wants_whole_batch(patcher: Any, modules: Mapping[str, nn.Module], options: Mapping[str, Any] | None = None) -> bool:
     """Some code inside the model may tell the rows of the batch, so every rank needs all of them."""
-    return any(code.known is None or not code.known.rows_apart for code in foreign_code(patcher, options))
+    code = foreign_code(patcher, modules, options)
+    return not trust_patches() and any(found.known is None or not found.known.rows_apart for found in code)
 
 
-def gets_whole_data(patcher: Any, options: Mapping[str, Any] | None = None) -> bool:
+def gets_whole_data(patcher: Any, modules: Mapping[str, nn.Module], options: Mapping[str, Any] | None = None) -> bool:
     """Some code inside the model may need all tokens, and as much memory as on one device."""
-    return any(code.known is None or not code.known.parts_apart for code in foreign_code(patcher, options))
+    code = foreign_code(patcher, modules, options)
+    return not trust_patches() and any(found.known is None or not found.known.parts_apart for found in code)
 
 
 def foreign_inside(patcher: Any, modules: Mapping[str, nn.Module]) -> Foreign:
@@ -83,11 +108,11 @@ def foreign_inside(patcher: Any, modules: Mapping[str, nn.Module]) -> Foreign:
     Args:
         modules: the model's, by their paths; its patches are in place.
     """
-    code = {f"{path}.forward": vars(module)["forward"] for path, module in modules.items() if path and _is_foreign_forward(module)}
-    code |= {path.removeprefix(_INSIDE): value for path, value in patcher.object_patches.items() if path.startswith(_INSIDE)}
+    if trust_patches():
+        return Foreign(trusted=True)
     found: dict[str, str] = {}
-    for place, value in code.items():
-        if callable(value) and not _parts_apart(place, value):
+    for place, value in _placed(patcher, modules).items():
+        if not _parts_apart(place, value):
             found |= dict.fromkeys(_owners(patcher.model.diffusion_model, place, value), name_of(value))
     return Foreign(found, lambda place, function: None if _parts_apart(place, function) else name_of(function))
 

@@ -16,7 +16,7 @@ from ...pool.worker import WorkerContext
 from .. import comfy_api
 from .interrupt import interruptible
 from .node_packs import Catalogue, Graph, NodePacks, PackFailed
-from .values import Values
+from .value_node import Values
 
 log = logging.getLogger(__name__)
 

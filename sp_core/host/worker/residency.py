@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...planner.cost import ModelShape
 from ...plans import SequencePlan, shape
+from ...plans.probing import Verdicts
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
 from .. import comfy_api
@@ -34,6 +35,8 @@ class LoadedModel:
     whole: str | None = None
     #: the sampling run that has begun with this model on this rank, and is not over
     run: int | None = None
+    #: what this run has found out about code of other packs; None outside of a run
+    verdicts: Verdicts | None = None
 
     @property
     def diffusion_model(self) -> nn.Module:
@@ -122,7 +125,7 @@ class Residency:
             self.show_memory(model)
         if run is not None and run != model.run:
             self._end_run(model)
-            model.run = run
+            model.run, model.verdicts = run, Verdicts()
             patcher.pre_run()
         show(Phase.COMPUTING)
 
@@ -174,7 +177,7 @@ class Residency:
     @staticmethod
     def _end_run(model: LoadedModel) -> None:
         if model.run is not None:
-            model.run = None
+            model.run = model.verdicts = None
             comfy_memory.clean_up(model.patcher)
 
     def _take_off(self, model: LoadedModel, wholly: bool) -> None:

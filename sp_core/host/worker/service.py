@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from ... import settings
 from ...comm import Transport
 from ...comm.choice import make_transport
+from ...comm.fastest import RememberedTimes
 from ...errors import SPError
 from ...models.registration import register_models
 from ...parallel.groups import ParallelGroups, ParallelGroupsCache
@@ -18,6 +20,7 @@ from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees
 from ...plans import code_of_packs, plan_of, validate
 from ...plans.forward_state import ForwardState
+from ...plans.shape import token_count
 from ...pool.protocol import GROUP_TIMEOUT
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
@@ -51,7 +54,11 @@ class HostService:
         self._decider = Decider(context.world_size, context.device, self._measure_rates)
         self._groups = ParallelGroupsCache(self._make_transport, GROUP_TIMEOUT)
         #: why each transport in use was chosen
-        self._transport_reasons: dict[str, str] = {}
+        self._transport_reasons: weakref.WeakKeyDictionary[Transport, str] = weakref.WeakKeyDictionary()
+        #: what transports took for an exchange, so that groups that are made anew do not measure it again
+        self._transport_times: RememberedTimes = {}
+        #: bytes of q, k and v on each rank, as the last forward had them
+        self._exchange_bytes: int | None = None
 
     def handle(self, operation: str, body: Any) -> Any:
         return getattr(self, f"_do_{operation}")(body)
@@ -81,11 +88,14 @@ class HostService:
         model = self._residency[body["key"]]
         objects = None if body["objects"] is None else from_wire(body["objects"])
         call = self._arrivals.complete(ForwardCall.from_body(body), objects, model)
+        if model.shape is not None:
+            qkv = 3 * token_count(model.diffusion_model, call.x) * model.shape.width * model.shape.itemsize
+            self._exchange_bytes = qkv // self.context.world_size
         choice = self._decider.choice(model, call)
         groups = self._groups.build(choice.degrees)
         if groups is None:
             return {}  # this rank stays idle
-        shares = 1 if gets_whole_data(model.patcher, call.options) else choice.degrees.ranks
+        shares = 1 if gets_whole_data(model.patcher, model.modules, call.options) else choice.degrees.ranks
         self._residency.activate(model, model.activation_bytes(call.x) / shares, body["run"])
         output, state = run_forward(model, call, groups, self.context.enter_block)
         self._residency.show_memory(model)
@@ -102,7 +112,9 @@ class HostService:
             "exchanges": stats.exchanges,
             "decision": choice.line(state.describe(), transport.name) + ("" if model.whole is None else computed_alone(model.whole)),
             "whole": state.got_whole,
-            "transport": self._transport_reasons.get(transport.name, transport.name),
+            "why_whole": state.why_whole,
+            "apart": state.apart,
+            "transport": self._transport_reasons.get(transport, transport.name),
         }
 
     def _do_call(self, body: dict[str, Any]) -> Any:
@@ -156,8 +168,10 @@ class HostService:
             # the coordinator notices first, and knows who keeps whom waiting; this is for when it cannot
             timeout_s=2 * settings.stall_timeout_s(),
             should_abort=self.context.should_abort,
+            exchange_bytes=self._exchange_bytes,
+            remembered=self._transport_times,
         )
-        self._transport_reasons[transport.name] = reason
+        self._transport_reasons[transport] = reason
         transport.on_enter = self.context.enter_collective
         return transport
 

@@ -101,7 +101,8 @@ def a_patched_model_goes_with_its_last_clone() -> None:
     shape = {name: WAN[name] for name in ("model_type", "in_dim", "out_dim")} | {"dim": 128, "ffn_dim": 64, "num_heads": 1, "num_layers": 1}
     module = comfy.ldm.wan.model.WanModel(**shape, dtype=torch.float32, device="meta", operations=comfy.ops.disable_weight_init)
     source = comfy.sd.load_diffusion_model_state_dict(random_weights(module, 0))
-    stats = {"exchange_s": 0, "exchange_bytes": 0, "exchanges": 0, "whole": [], "decision": "", "transport": ""}
+    stats = {"exchange_s": 0, "exchange_bytes": 0, "exchanges": 0}
+    stats |= {"whole": {}, "why_whole": {}, "apart": [], "decision": "", "transport": ""}
     workers = SimpleNamespace(out_of_step=False, last_call=SimpleNamespace(bytes_sent=0, bytes_reused=0))
     workers.call = lambda operation, body, **_: {"output": torch.zeros_like(body["named"]["x"]), "stats": stats}
     session: Any = SimpleNamespace(ensure=lambda _: workers, running_pool=lambda *_: None, holds=lambda _: True)

@@ -1,5 +1,6 @@
-"""Nodes that stand in for what is too large to ship with a demo: text encoders, and the audio VAE's sizes."""
+"""Nodes that stand in for what is too large to ship with a demo: text encoders, the audio VAE's sizes, other packs' patches."""
 
+import types
 import zlib
 
 import torch
@@ -45,9 +46,37 @@ class SPDemoAudioLatent(io.ComfyNode):
         return io.NodeOutput({"samples": torch.zeros(batch_size, 8, round(25 * frames_number / frame_rate), 16), "type": "audio"})
 
 
+class SPDemoPatches(io.ComfyNode):
+    """Code inside a Wan model that keeps heads and tokens apart, and that nobody knows: an attention, and feed-forwards in chunks."""
+
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(node_id="SPDemoPatches", category="demo", inputs=[io.Model.Input("model")], outputs=[io.Model.Output()])
+
+    @classmethod
+    def execute(cls, model):
+        model = model.clone()
+        model.model_options["transformer_options"]["optimized_attention_override"] = _sharper
+        for i, block in enumerate(model.get_model_object("diffusion_model").blocks):
+            forward = _in_chunks(types.MethodType(type(block.ffn).forward, block.ffn))
+            model.add_object_patch(f"diffusion_model.blocks.{i}.ffn.forward", forward)
+        return io.NodeOutput(model)
+
+
+def _sharper(function, q, *args, **kwargs):
+    return function(1.1 * q, *args, **kwargs)
+
+
+def _in_chunks(plain):
+    def forward(x):
+        return torch.cat([plain(part) for part in x.chunk(2, 1)], 1)
+
+    return forward
+
+
 class DemoNodes(ComfyExtension):
     async def get_node_list(self):
-        return [SPDemoText, SPDemoAudioLatent]
+        return [SPDemoText, SPDemoAudioLatent, SPDemoPatches]
 
 
 async def comfy_entrypoint():

@@ -1,9 +1,12 @@
 """Stand-ins for what other node packs do to a model: one node a kind, as small as the kind allows, and nodes that look on."""
 
-from . import inside, looking, replay, steps
+from . import apart, inside, looking, replay, steps
 
 NODE_CLASS_MAPPINGS = {
-    name: value for module in (inside, looking, replay, steps) for name, value in vars(module).items() if name.startswith("SPForeign")
+    name: value
+    for module in (apart, inside, looking, replay, steps)
+    for name, value in vars(module).items()
+    if name.startswith("SPForeign")
 }
 
 looking.add_restart_route()

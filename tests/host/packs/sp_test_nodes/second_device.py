@@ -2,8 +2,7 @@
 
 import torch
 
-from .base import ModelNode
-from .faults import _rank
+from .base import ModelNode, rank
 
 FIRST, SECOND = torch.device("cpu", 0), torch.device("cpu", 1)
 
@@ -13,7 +12,7 @@ class SPTestOnFirstDevice(ModelNode):
 
     def patch(self, model):
         model = model.clone()
-        if _rank() is None:
+        if rank() is None:
             model.load_device = FIRST
         return (model,)
 
