@@ -40,7 +40,7 @@ class StandInMixin:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._sp_is_fixed(name):
-            raise swapped(Change(name, value))
+            raise swapped(Change(name, value), self.__dict__["_sp_watch"].sampling)
         if self.__dict__["_sp_reads_more"] and value is not None:
             raise SPError(
                 f"{name} was set on the model, whose class {name_of(type(self))} has code of its own in the forward. That runs in the "

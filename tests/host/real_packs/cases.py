@@ -108,7 +108,7 @@ class Case:
     #: of the node; a function of the branch makes a wire. What is left out has the node's default
     inputs: Mapping[str, Any] = field(default_factory=dict)
     before: str | None = SAME
-    behind: str | None = REFUSED
+    behind: str | None = SAME
     #: whether the picture is another one than without the node; None where it is by rounding only
     changes: bool | None = True
     settings: tuple[Setting, ...] = (GUIDED, SHARED)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from host.graphs import Branch, Link, latent, sample
-from host.real_packs.cases import FAILS, GUIDED, MODELS, SAME, SHARED, THREE, UNGUIDED, Case, loader, sampler
+from host.real_packs.cases import FAILS, GUIDED, MODELS, REFUSED, SHARED, THREE, UNGUIDED, Case, loader, sampler
 
 PACK = "ComfyUI-KJNodes"
 ALL = (GUIDED, SHARED, THREE)
 ONE = (GUIDED,)
+NO_FORWARD = "No forward was computed."
 #: nodes that want one row of the batch
 BY_ITSELF = (UNGUIDED, THREE)
 DROPPED = "the wish to compile is dropped on several devices"
@@ -156,37 +157,37 @@ CASES: list[Case] = [
     kj("LTX2AttentionTunerPatch", "ltx23", inputs={"video_scale": 0.7, "audio_scale": 1.2, "triton_kernels": False}, label="eager"),
     kj("WanChunkFeedForward", inputs={"chunks": 3, "dim_threshold": 1024}, changes=False),
     kj("LTXVChunkFeedForward", "ltxav", inputs={"chunks": 3, "dim_threshold": 1024}, changes=False),
-    kj("ApplyRifleXRoPE_WanVideo", inputs={"latent": start("wan")}, settings=ALL),
-    kj("ApplyRifleXRoPE_HunuyanVideo", "hunyuan", inputs={"latent": start("hunyuan")}),
+    kj("ApplyRifleXRoPE_WanVideo", behind=REFUSED, inputs={"latent": start("wan")}, settings=ALL),
+    kj("ApplyRifleXRoPE_HunuyanVideo", "hunyuan", behind=REFUSED, inputs={"latent": start("hunyuan")}),
     kj("NABLA_AttentionKJ", inputs={"latent": start("wan"), "torch_compile": False}, changes=False),
     kj("SkipLayerGuidanceWanVideo", inputs={"blocks": "1"}, before=FAILS, behind=None, settings=ONE),
     kj("CheckpointPerturbWeights", inputs={"rest_of_the_blocks": 0.5}, before=FAILS, behind=None, settings=ONE),
-    kj("LeapfusionHunyuanI2VPatcher", "hunyuan", applied=leapfusion, behind=SAME, settings=BY_ITSELF),
-    kj("WanVideoTeaCacheKJ", before=SAME, behind=SAME, changes=False, settings=ONE, note="does nothing any more"),
-    kj("PatchModelPatcherOrder", behind=SAME, changes=False, settings=ONE, note="does nothing any more"),
-    kj("TorchCompileModelAdvanced", behind=SAME, plain_stock=True, changes=False, note=DROPPED),
-    kj("TorchCompileModelWanVideoV2", behind=SAME, plain_stock=True, changes=False, note=DROPPED),
-    kj("CFGZeroStarAndInit", behind=SAME, settings=ONE),
+    kj("LeapfusionHunyuanI2VPatcher", "hunyuan", applied=leapfusion, settings=BY_ITSELF),
+    kj("WanVideoTeaCacheKJ", changes=False, settings=ONE, note="does nothing any more"),
+    kj("PatchModelPatcherOrder", changes=False, settings=ONE, note="does nothing any more"),
+    kj("TorchCompileModelAdvanced", plain_stock=True, changes=False, note=DROPPED),
+    kj("TorchCompileModelWanVideoV2", plain_stock=True, changes=False, note=DROPPED),
+    kj("CFGZeroStarAndInit", settings=ONE),
     sampler(PACK, "DifferentialDiffusionAdvanced", "wan", differential),
     sampler(PACK, "LatentInpaintTTM", "wan", through_time, steps=3, settings=BY_ITSELF),
-    kj("ModelPreviewOverrideKJ", behind=SAME, changes=False, settings=ONE),
-    kj("LTX2SamplingPreviewOverride", "ltxav", behind=SAME, changes=False, settings=ONE),
-    kj("LTX2AudioLatentNormalizingSampling", "ltxav", inputs={"audio_normalization_factors": "0.5,0.25"}, behind=SAME),
-    kj("ContextWindowsVisualizerKJ", inputs={"frame_units": "latent", "context_length": 2, "context_overlap": 1}, behind=SAME),
-    kj("ModelMemoryUsageFactorOverride", behind=SAME, changes=False, settings=ONE),
-    kj("ModelPatchTorchSettings", inputs={"enable_fp16_accumulation": True}, behind=SAME, changes=False, settings=ONE),
+    kj("ModelPreviewOverrideKJ", changes=False, settings=ONE),
+    kj("LTX2SamplingPreviewOverride", "ltxav", changes=False, settings=ONE),
+    kj("LTX2AudioLatentNormalizingSampling", "ltxav", inputs={"audio_normalization_factors": "0.5,0.25"}, report=NO_FORWARD),
+    kj("ContextWindowsVisualizerKJ", inputs={"frame_units": "latent", "context_length": 2, "context_overlap": 1}),
+    kj("ModelMemoryUsageFactorOverride", changes=False, settings=ONE),
+    kj("ModelPatchTorchSettings", inputs={"enable_fp16_accumulation": True}, changes=False, settings=ONE),
     kj("ModelMemoryUseReportPatch", before=FAILS, behind=None, settings=ONE, note="needs a GPU"),
-    kj("VRAM_Debug", applied=debug, behind=SAME, changes=False, settings=ONE),
-    kj("VRAM_Debug", applied=debug, behind=SAME, changes=False, settings=ONE, label="unload"),
-    kj("ModelPassThrough", behind=SAME, changes=False, settings=ONE),
-    kj("LazySwitchKJ", applied=switched, behind=SAME, changes=False, settings=ONE),
+    kj("VRAM_Debug", applied=debug, changes=False, settings=ONE),
+    kj("VRAM_Debug", applied=debug, changes=False, settings=ONE, label="unload"),
+    kj("ModelPassThrough", changes=False, settings=ONE),
+    kj("LazySwitchKJ", applied=switched, changes=False, settings=ONE),
     sampler(PACK, "ScheduledCFGGuidance", "wan", scheduled),
     sampler(PACK, "SamplerSelfRefineVideo", "wan", refined),
     sampler(PACK, "GenerateNoise", "wan", generated, settings=ONE),
-    kj("DiTBlockLoraLoader", inputs={**LORA, "blocks": with_blocks("Wan21BlockLoraSelect", "blocks.1.")}),
-    kj("LTX2LoraLoaderAdvanced", "ltxav", inputs={**LTX_LORA, "blocks": with_blocks("LTX2BlockLoraSelect", "blocks.1.")}),
+    kj("DiTBlockLoraLoader", behind=REFUSED, inputs={**LORA, "blocks": with_blocks("Wan21BlockLoraSelect", "blocks.1.")}),
+    kj("LTX2LoraLoaderAdvanced", "ltxav", behind=REFUSED, inputs={**LTX_LORA, "blocks": with_blocks("LTX2BlockLoraSelect", "blocks.1.")}),
     sampler(PACK, "HunyuanVideoEncodeKeyframesToCond", "hunyuan_i2v", keyframes),
-    kj("ModelSaveKJ", applied=saved, changes=False, settings=ONE),
+    kj("ModelSaveKJ", behind=REFUSED, applied=saved, changes=False, settings=ONE),
     load_kj("default", changes=False),
     load_kj("fp8", weight_dtype="fp8_e4m3fn"),
     load_kj("bf16 compute", compute_dtype="bf16", tolerance=2e-2, note=BF16),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from host.graphs import Branch, Link, latent, sample
-from host.real_packs.cases import FAILS, GUIDED, MODELS, REFUSED, SAME, SHARED, THREE, Case, loader, sampler
-from host.real_packs.kjnodes import ALL, ONE, advanced
+from host.graphs import Branch, Link, latent, load, sample
+from host.real_packs.cases import FAILS, GUIDED, MODELS, REFUSED, SHARED, THREE, Case, loader, sampler
+from host.real_packs.kjnodes import ALL, NO_FORWARD, ONE, advanced
 
 PACK = "ComfyUI-LTXVideo"
 
@@ -32,7 +32,6 @@ def guided(node: str, model: str, label: str = "", **inputs: Any) -> Case:
         sampled,
         inputs=inputs,
         label=label,
-        behind=SAME if node == "APGGuider" else REFUSED,
         settings=(SHARED, GUIDED, THREE),
     )
 
@@ -94,6 +93,8 @@ def in_context(branch: Branch, case: Case, model: Link, cfg: float) -> Link:
 
 def tiled(branch: Branch, case: Case, model: Link, cfg: float) -> Link:
     more = parts(branch, case, model, cfg)
+    words = case.words(branch)
+    more["guider"] = branch.add("STGGuiderAdvanced", model=model, positive=words[0], negative=words[1], **ADVANCED)[0]
     tiles = {"latents": latent(branch, "1,128,3,6,8", scale=1.0, seed=4), "horizontal_tiles": 2, "vertical_tiles": 1}
     return branch.add(case.node, model=model, **tiles, **more)[0]
 
@@ -129,12 +130,16 @@ def rectified(branch: Branch, case: Case, model: Link, cfg: float) -> Link:
     back = branch.add("LTXReverseModelSamplingPred", model=model)[0]
     sigmas = branch.add("BasicScheduler", model=model, scheduler="simple", steps=2, denoise=1.0)[0]
     flipped = branch.add("FlipSigmas", sigmas=sigmas)[0]
-    forward = branch.add("LTXRFForwardODESampler", gamma=0.5, start_step=0, end_step=5, gamma_trend="constant", seed=1, attn_bank=bank)[0]
+    forward = branch.add("LTXRFForwardODESampler", gamma=0.5, start_step=0, end_step=2, gamma_trend="constant", seed=1, attn_bank=bank)[0]
     start = latent(branch, MODELS[case.model].start, scale=1.0, seed=8)
     inverted = advanced(branch, case, there, cfg, sampler=forward, sigmas=flipped, latent_image=start)
     kept = branch.add("LTXPrepareAttnInjections", latent=inverted, attn_bank=bank, query=True, key=True, value=True, inject_steps=1)
     reverse = branch.add("LTXRFReverseODESampler", model=back, latent_image=start, eta=0.8, start_step=0, end_step=2, attn_inj=kept[1])[0]
     return advanced(branch, case, back, cfg, sampler=reverse, sigmas=sigmas, latent_image=kept[0])
+
+
+def modified_model(branch: Branch, case: Case) -> Link:
+    return branch.add("ModifyLTXModel", model=load(branch, case.checkpoint))[0]
 
 
 def guide(node: str, **inputs: Any) -> Case:
@@ -171,7 +176,7 @@ def modified(branch: Branch, case: Case, model: Link) -> Link:
     return override(branch, case, branch.add("ModifyLTXModel", model=model)[0])
 
 
-WHILE_SAMPLING = "adds its patch while sampling"
+ALONE = "one device computes: the class has a forward of its own"
 STATISTICS = {"factors": "0.9, 0.5"}
 VIDEO = {"cfg": 3.0, "stg": 1.5, "rescale": 0.7, "modality_scale": 2.0}
 AUDIO = {"cfg": 5.0, "stg": 0.5, "rescale": 0.3, "modality_scale": 3.0, "perturb_attn": True}
@@ -183,17 +188,9 @@ CASES: list[Case] = [
     guided("MultimodalGuider", "ltxav", parameters=modality(VIDEO, AUDIO), skip_blocks="1"),
     guided("MultimodalGuider", "ltx23", parameters=modality(VIDEO, {**AUDIO, "stg": 0.0}), skip_blocks="0,2"),
     guided("APGGuider", "ltxv", cfg_scale=3.0, norm_threshold=2.0),
-    ltx("LTXVApplySTG", inputs={"block_indices": "0, 2"}, behind=SAME, changes=False, note="names the blocks for the guiders"),
-    ltx("LTXPerturbedAttention", applied=override, inputs={"scale": 2.0}, before=REFUSED, note=WHILE_SAMPLING),
-    ltx(
-        "LTXPerturbedAttention",
-        applied=modified,
-        inputs={"scale": 2.0},
-        before=REFUSED,
-        own=True,
-        label="ModifyLTXModel",
-        note=WHILE_SAMPLING,
-    ),
+    ltx("LTXVApplySTG", inputs={"block_indices": "0, 2"}, changes=False, note="names the blocks for the guiders"),
+    ltx("LTXPerturbedAttention", applied=override, inputs={"scale": 2.0}),
+    ltx("LTXPerturbedAttention", applied=modified, inputs={"scale": 2.0}, behind=None, own=True, label="ModifyLTXModel", note=ALONE),
     ltx(
         "LTXFetaEnhance",
         applied=modified,
@@ -203,23 +200,24 @@ CASES: list[Case] = [
         settings=ONE,
         note="this ComfyUI does not tell the video's shape",
     ),
-    ltx("ModifyLTXModel", own=True, before=REFUSED, settings=ALL, changes=False, code="LTXVModelModified"),
-    ltx("DynamicConditioning", inputs={"power": 2.0, "only_first_frame": False}, behind=SAME, mask="ramp"),
-    ltx("LTXVPerStepAdainPatcher", inputs={**STATISTICS, "reference": lambda b: latent(b, "1,128,3,5,7", scale=1.0, seed=9)}, behind=SAME),
-    ltx("LTXVPerStepStatNormPatcher", inputs=STATISTICS, behind=SAME),
-    ltx("LTXVAudioOnlyModel", "ltxav", behind=SAME, settings=ALL),
-    ltx("LTXForwardModelSamplingPred", behind=SAME),
-    ltx("LTXReverseModelSamplingPred", behind=SAME),
-    ltx("LTXICLoRALoaderModelOnly", "ltxav", inputs={"lora_name": "tiny_ltx_lora.safetensors"}),
+    ltx("ModifyLTXModel", own=True, behind=REFUSED, settings=ALL, changes=False, code="LTXVModelModified", note=ALONE),
+    ltx("DynamicConditioning", inputs={"power": 2.0, "only_first_frame": False}, mask="ramp"),
+    ltx("LTXVPerStepAdainPatcher", inputs={**STATISTICS, "reference": lambda b: latent(b, "1,128,3,5,7", scale=1.0, seed=9)}),
+    ltx("LTXVPerStepStatNormPatcher", inputs=STATISTICS),
+    ltx("LTXVAudioOnlyModel", "ltxav", settings=ALL),
+    ltx("LTXForwardModelSamplingPred"),
+    ltx("LTXReverseModelSamplingPred"),
+    ltx("LTXICLoRALoaderModelOnly", "ltxav", inputs={"lora_name": "tiny_ltx_lora.safetensors"}, behind=REFUSED),
     ltx("LTXQ8Patch", before=FAILS, behind=None, settings=ONE, note="needs q8_kernels and a GPU"),
     sampler(PACK, "LTXVBaseSampler", "ltxv", base),
     sampler(PACK, "LTXVExtendSampler", "ltxv", extended),
     sampler(PACK, "LTXVInContextSampler", "ltxv", in_context),
     sampler(PACK, "LTXVTiledSampler", "ltxv", tiled),
     sampler(PACK, "LTXVLoopingSampler", "ltxv", looping),
-    sampler(PACK, "LTXVNormalizingSampler", "ltxav", normalizing, settings=ALL, report="No step was computed."),
+    sampler(PACK, "LTXVNormalizingSampler", "ltxav", normalizing, settings=ALL, report=NO_FORWARD),
     sampler(PACK, "LTXFlowEditSampler", "ltxv", flow_edit),
     sampler(PACK, "LTXRFReverseODESampler", "ltxv", rectified, label="attention bank"),
+    sampler(PACK, "LTXRFReverseODESampler", "ltxv", rectified, loaded=modified_model, own=True, label="bank of ModifyLTXModel"),
     sampler(PACK, "LTXVSetAudioVideoMaskByTime", "ltxav", masked_by_time),
     guide("LTXVAddLatentGuide", guiding_latent=lambda b: latent(b, "1,128,1,5,7", scale=1.0, seed=5), latent_idx=1, strength=0.6),
     guide("LTXVAddGuideAdvancedAttention", image=picture, frame_idx=8, strength=0.7, crf=0, attention_strength=0.4),

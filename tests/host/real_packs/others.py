@@ -82,13 +82,13 @@ def context(branch: Branch, case: Case, model: Link) -> Link:
 
 
 RGTHREE: list[Case] = [
-    Case(_RGTHREE, "Power Lora Loader (rgthree)", inputs=POWER, settings=ALL),
+    Case(_RGTHREE, "Power Lora Loader (rgthree)", inputs=POWER, behind=REFUSED, settings=ALL),
     Case(_RGTHREE, "Lora Loader Stack (rgthree)", inputs=STACK, before=FAILS, behind=None, settings=ONE, note="wants a CLIP"),
-    Case(_RGTHREE, "Any Switch (rgthree)", applied=any_switch, behind=SAME, changes=False),
-    Case(_RGTHREE, "Context (rgthree)", applied=context, behind=SAME, changes=False),
-    Case(_RGTHREE, "Context Switch (rgthree)", applied=context, behind=SAME, changes=False),
-    Case(_RGTHREE, "Context Merge (rgthree)", applied=context, behind=SAME, changes=False),
-    Case(_RGTHREE, "Context Big (rgthree)", applied=lambda b, c, m: b.add(c.node, model=m)[1], behind=SAME, changes=False),
+    Case(_RGTHREE, "Any Switch (rgthree)", applied=any_switch, changes=False),
+    Case(_RGTHREE, "Context (rgthree)", applied=context, changes=False),
+    Case(_RGTHREE, "Context Switch (rgthree)", applied=context, changes=False),
+    Case(_RGTHREE, "Context Merge (rgthree)", applied=context, changes=False),
+    Case(_RGTHREE, "Context Big (rgthree)", applied=lambda b, c, m: b.add(c.node, model=m)[1], changes=False),
 ]
 
 # -- RES4LYF ----------------------------------------------------------------------------
@@ -96,11 +96,7 @@ RGTHREE: list[Case] = [
 _RES = "RES4LYF"
 
 
-#: their samplers put an object into the options
-OBJECT = REFUSED
-
-
-def clown(node: str, model: str, label: str = "", guide_mode: str = "", *, behind: str = OBJECT, **inputs: Any) -> Case:
+def clown(node: str, model: str, label: str = "", guide_mode: str = "", *, behind: str = SAME, **inputs: Any) -> Case:
     def sampled(branch: Branch, case: Case, wire: Link, cfg: float) -> Link:
         words = case.words(branch)
         settings: dict[str, Any] = {"steps": 3, "seed": 4, "cfg": cfg, **inputs}
@@ -175,16 +171,16 @@ RES4LYF: list[Case] = [
     *(clown("ClownsharKSampler_Beta", "wan", f"guide {mode}", mode) for mode in ("epsilon", "flow", "lure", "data", "sync")),
     clown("BongSampler", "wan", sampler_name="res_2s_sde", behind=FAILS),
     clown("ClownsharKSampler", "wan", "legacy", seed=None, noise_seed=4),
-    sampler(_RES, "SharkSampler_Beta", "wan", shark, behind=OBJECT),
+    sampler(_RES, "SharkSampler_Beta", "wan", shark),
     sampler(_RES, "UltraSharkSampler", "wan", ultra, settings=ONE),
-    sampler(_RES, "ClownsharkChainsampler_Beta", "wan", chained, behind=OBJECT),
-    sampler(_RES, "KSampler", "wan", by_name, label="res_2s", behind=OBJECT),
-    sampler(_RES, "KSampler", "wan", by_name, label="deis_2m", behind=OBJECT),
+    sampler(_RES, "ClownsharkChainsampler_Beta", "wan", chained),
+    sampler(_RES, "KSampler", "wan", by_name, label="res_2s"),
+    sampler(_RES, "KSampler", "wan", by_name, label="deis_2m"),
     sampler(_RES, "AdvancedNoise", "wan", with_noise, settings=ONE),
     sampler(_RES, "Linear Quadratic Advanced", "wan", scheduled, settings=ONE),
-    Case(_RES, "ModelSamplingAdvanced", inputs={"shift": 7.0}, behind=SAME),
-    Case(_RES, "ModelSamplingAdvancedResolution", inputs={"latent_image": start("wan"), "max_shift": 7.0}, behind=SAME),
-    Case(_RES, "ModelTimestepPatcher", inputs={"shift": 7.0}, behind=SAME),
+    Case(_RES, "ModelSamplingAdvanced", inputs={"shift": 7.0}),
+    Case(_RES, "ModelSamplingAdvancedResolution", inputs={"latent_image": start("wan"), "max_shift": 7.0}),
+    Case(_RES, "ModelTimestepPatcher", inputs={"shift": 7.0}),
     loader(_RES, "ClownModelLoader", inputs={"model_name": "tiny_wan_t2v.safetensors", "weight_dtype": "default", "vae_name": ".none"}),
     Case(_RES, "ReWanPatcherAdvanced", applied=rewan, own=True, before=REFUSED, behind=None, settings=ALL, changes=False),
     Case(
@@ -234,9 +230,7 @@ CACHES: list[Case] = [
     loader(WAVE, "EnhancedLoadDiffusionModel", inputs={**WAN_FILE, "weight_dtype": "default"}),
     Case(WAVE, "EnhancedCompileModel", **COMPILED),
     Case(RADIAL, "PatchRadialAttn", inputs=SPARSE, before=REFUSED, settings=BY_ITSELF, note="its attention needs a GPU"),
-    Case(
-        RADIAL, "PatchRadialAttn", before=SAME, behind=SAME, changes=False, settings=BY_ITSELF, label="dense steps", note="no sparse step"
-    ),
+    Case(RADIAL, "PatchRadialAttn", before=SAME, changes=False, settings=BY_ITSELF, label="dense steps", note="no sparse step"),
 ]
 
 CASES = [*GGUF, *MULTI, *RGTHREE, *RES4LYF, *CACHES]

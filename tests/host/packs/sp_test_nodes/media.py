@@ -1,5 +1,7 @@
 """Pictures, sound and stand-ins for their encoders, so that the host's own conditioning nodes can run without big models."""
 
+import types
+
 import torch
 
 from .latents import random
@@ -29,6 +31,7 @@ class _VideoEncoder:
 
 class _AudioEncoder:
     audio_sample_rate = 16000
+    autoencoder = types.SimpleNamespace(sampling_rate=16000, mel_hop_length=160)
 
     def encode(self, waveform):
         """(B, S, C) to (B, 8, S // 640, 16)."""
