@@ -13,6 +13,7 @@ ONE = (GUIDED,)
 NO_FORWARD = "No forward was computed."
 #: nodes that want one row of the batch
 BY_ITSELF = (UNGUIDED, THREE)
+ALONE = "one device computes: the class has a forward of its own"
 DROPPED = "the wish to compile is dropped on several devices"
 
 

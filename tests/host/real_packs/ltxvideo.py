@@ -6,7 +6,7 @@ from typing import Any
 
 from host.graphs import Branch, Link, latent, load, sample
 from host.real_packs.cases import FAILS, GUIDED, MODELS, REFUSED, SHARED, THREE, Case, loader, sampler
-from host.real_packs.kjnodes import ALL, NO_FORWARD, ONE, advanced
+from host.real_packs.kjnodes import ALL, ALONE, NO_FORWARD, ONE, advanced
 
 PACK = "ComfyUI-LTXVideo"
 
@@ -176,7 +176,6 @@ def modified(branch: Branch, case: Case, model: Link) -> Link:
     return override(branch, case, branch.add("ModifyLTXModel", model=model)[0])
 
 
-ALONE = "one device computes: the class has a forward of its own"
 STATISTICS = {"factors": "0.9, 0.5"}
 VIDEO = {"cfg": 3.0, "stg": 1.5, "rescale": 0.7, "modality_scale": 2.0}
 AUDIO = {"cfg": 5.0, "stg": 0.5, "rescale": 0.3, "modality_scale": 3.0, "perturb_attn": True}

@@ -6,7 +6,7 @@ from typing import Any
 
 from host.graphs import Branch, Link, latent, sample
 from host.real_packs.cases import FAILS, GUIDED, REFUSED, SAME, SHARED, Case, loader, sampler
-from host.real_packs.kjnodes import ALL, BY_ITSELF, DROPPED, ONE, advanced, mask, start
+from host.real_packs.kjnodes import ALL, ALONE, BY_ITSELF, DROPPED, ONE, advanced, mask, start
 
 WAN_FILE, WHOLE = {"unet_name": "tiny_wan_t2v.safetensors"}, {"ckpt_name": "tiny_wan_whole.safetensors"}
 Q8, Q4, LTXV_Q8 = ({"unet_name": f"tiny_{name}.gguf"} for name in ("wan_q8", "wan_q4", "ltxv_q8"))
@@ -167,12 +167,12 @@ RES4LYF: list[Case] = [
     clown("ClownsharKSampler_Beta", "wan", "res_2m", sampler_name="multistep/res_2m"),
     clown("ClownsharKSampler_Beta", "wan", "res_2s", sampler_name="exponential/res_2s", eta=0.5),
     clown("ClownsharKSampler_Beta", "ltxv", "res_2m", sampler_name="multistep/res_2m"),
-    clown("ClownsharKSampler_Beta", "ltxav", "res_2m", sampler_name="multistep/res_2m"),
+    clown("ClownsharKSampler_Beta", "ltxav", "res_2m", sampler_name="multistep/res_2m", behind=FAILS),
     *(clown("ClownsharKSampler_Beta", "wan", f"guide {mode}", mode) for mode in ("epsilon", "flow", "lure", "data", "sync")),
     clown("BongSampler", "wan", sampler_name="res_2s_sde", behind=FAILS),
     clown("ClownsharKSampler", "wan", "legacy", seed=None, noise_seed=4),
     sampler(_RES, "SharkSampler_Beta", "wan", shark),
-    sampler(_RES, "UltraSharkSampler", "wan", ultra, settings=ONE),
+    sampler(_RES, "UltraSharkSampler", "wan", ultra, behind=FAILS, settings=ONE),
     sampler(_RES, "ClownsharkChainsampler_Beta", "wan", chained),
     sampler(_RES, "KSampler", "wan", by_name, label="res_2s"),
     sampler(_RES, "KSampler", "wan", by_name, label="deis_2m"),
@@ -182,17 +182,17 @@ RES4LYF: list[Case] = [
     Case(_RES, "ModelSamplingAdvancedResolution", inputs={"latent_image": start("wan"), "max_shift": 7.0}),
     Case(_RES, "ModelTimestepPatcher", inputs={"shift": 7.0}),
     loader(_RES, "ClownModelLoader", inputs={"model_name": "tiny_wan_t2v.safetensors", "weight_dtype": "default", "vae_name": ".none"}),
-    Case(_RES, "ReWanPatcherAdvanced", applied=rewan, own=True, before=REFUSED, behind=None, settings=ALL, changes=False),
+    Case(_RES, "ReWanPatcherAdvanced", applied=rewan, own=True, behind=REFUSED, settings=ALL, changes=False, note=ALONE),
     Case(
         _RES,
         "ReWanPatcherAdvanced",
         applied=rewan,
         inputs={"sliding_window_self_attn": "standard", "sliding_window_frames": 4},
         own=True,
-        before=REFUSED,
-        behind=None,
+        behind=REFUSED,
         settings=ALL,
         label="sliding window",
+        note=ALONE,
     ),
     Case(
         _RES,
@@ -224,7 +224,7 @@ CACHES: list[Case] = [
     Case(MAG, "MagCache", inputs={"model_type": "wan2.1_t2v_1.3B", "magcache_thresh": 0.3, "retention_ratio": 0.1}, **CACHE),
     Case(MAG, "MagCache", "hunyuan", inputs={"model_type": "hunyuan_video", "magcache_thresh": 0.3, "retention_ratio": 0.1}, **CACHE),
     Case(MAG, "MagCache", "hunyuan15", inputs={"model_type": "hunyuan_video1.5", "magcache_thresh": 0.3, "retention_ratio": 0.1}, **CACHE),
-    Case(MAG, "MagCacheCalibration", "hunyuan15", inputs={"model_type": "hunyuanvideo1.5"}, **{**CACHE, "changes": False}),
+    Case(MAG, "MagCacheCalibration", "hunyuan15", inputs={"model_type": "hunyuanvideo1.5"}, **{**CACHE, "changes": None}),
     Case(WAVE, "ApplyFBCacheOnModel", "ltxv", inputs={"residual_diff_threshold": 1.0}, **CACHE),
     Case(WAVE, "ApplyFBCacheOnModel", "hunyuan", inputs={"residual_diff_threshold": 1.0}, **CACHE),
     loader(WAVE, "EnhancedLoadDiffusionModel", inputs={**WAN_FILE, "weight_dtype": "default"}),
