@@ -53,7 +53,7 @@ def differential(branch: Branch, case: Case, model: Link, cfg: float) -> Link:
 
 
 def through_time(branch: Branch, case: Case, model: Link, cfg: float) -> Link:
-    node = branch.add(case.node, model=model, steps=1, mask=mask(branch))
+    node = branch.add(case.node, model=model, steps=3, mask=mask(branch))
     return sample(branch, node[0], case.words(branch), case.start(branch, scale=1.0), cfg=cfg, steps=3)
 
 

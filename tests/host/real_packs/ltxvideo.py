@@ -6,7 +6,7 @@ from typing import Any
 
 from host.graphs import Branch, Link, latent, load, sample
 from host.real_packs.cases import FAILS, GUIDED, MODELS, REFUSED, SHARED, THREE, Case, loader, sampler
-from host.real_packs.kjnodes import ALL, ALONE, NO_FORWARD, ONE, advanced
+from host.real_packs.kjnodes import ALL, ALONE, BY_ITSELF, NO_FORWARD, ONE, advanced
 
 PACK = "ComfyUI-LTXVideo"
 
@@ -124,8 +124,12 @@ def flow_edit(branch: Branch, case: Case, model: Link, cfg: float) -> Link:
 
 
 def rectified(branch: Branch, case: Case, model: Link, cfg: float) -> Link:
-    """Forward, with what the attention had kept in a bank; then in reverse with that put back."""
-    bank = branch.add("LTXAttentionBank", save_steps=2, blocks="0, 1")[0]
+    """Forward, with what the attention had kept in a bank; then in reverse with that put back.
+
+    The sampler draws from a generator that is made with its node, so each way through the graph has a node of its own.
+    """
+    spaces = " " * len(f"{branch.devices}{branch.requested}")
+    bank = branch.add("LTXAttentionBank", save_steps=2, blocks=f"0,{spaces}1")[0]
     there = branch.add("LTXForwardModelSamplingPred", model=model)[0]
     back = branch.add("LTXReverseModelSamplingPred", model=model)[0]
     sigmas = branch.add("BasicScheduler", model=model, scheduler="simple", steps=2, denoise=1.0)[0]
@@ -215,8 +219,17 @@ CASES: list[Case] = [
     sampler(PACK, "LTXVLoopingSampler", "ltxv", looping),
     sampler(PACK, "LTXVNormalizingSampler", "ltxav", normalizing, settings=ALL, report=NO_FORWARD),
     sampler(PACK, "LTXFlowEditSampler", "ltxv", flow_edit),
-    sampler(PACK, "LTXRFReverseODESampler", "ltxv", rectified, label="attention bank"),
-    sampler(PACK, "LTXRFReverseODESampler", "ltxv", rectified, loaded=modified_model, own=True, label="bank of ModifyLTXModel"),
+    sampler(PACK, "LTXRFReverseODESampler", "ltxv", rectified, label="attention bank", settings=BY_ITSELF),
+    sampler(
+        PACK,
+        "LTXRFReverseODESampler",
+        "ltxv",
+        rectified,
+        loaded=modified_model,
+        own=True,
+        label="bank of ModifyLTXModel",
+        settings=BY_ITSELF,
+    ),
     sampler(PACK, "LTXVSetAudioVideoMaskByTime", "ltxav", masked_by_time),
     guide("LTXVAddLatentGuide", guiding_latent=lambda b: latent(b, "1,128,1,5,7", scale=1.0, seed=5), latent_idx=1, strength=0.6),
     guide("LTXVAddGuideAdvancedAttention", image=picture, frame_idx=8, strength=0.7, crf=0, attention_strength=0.4),
