@@ -6,6 +6,8 @@ Model names: ``title`` and ``covers`` of the sequence plans go into
   ``<!-- models table -->``, the table, ``<!-- /models table -->`` on lines of their own;
 * ``locales/*/nodeDefs.json``: the tooltip of SP Model Patch's model input, between its colon and its full stop.
 
+Node packs: ``<!-- packs table -->`` in docs/patches.md, from the cases that ``tests/host/test_real_packs.py`` runs.
+
 Node texts: ``locales/en/nodeDefs.json`` is what a running ComfyUI says of this extension's nodes, so
 this part needs a ComfyUI checkout. Other languages are written by hand; what they lack is printed.
 """
@@ -30,6 +32,7 @@ PACK = "custom_nodes.sequence-parallel"
 _SEPARATORS = {"en": ", ", "zh": "、"}
 _LIST = re.compile(r"(<!-- models -->).*?(<!-- /models -->)")
 _TABLE = re.compile(r"(<!-- models table -->\n).*?(<!-- /models table -->)", re.DOTALL)
+_PACKS = re.compile(r"(<!-- packs table -->\n).*?(<!-- /packs table -->)", re.DOTALL)
 #: a sentence that ends in a list: "A video diffusion transformer: Wan, LTX."
 _SENTENCE = re.compile(r"(.*?(?:: |：)).*([.。])", re.DOTALL)
 
@@ -81,6 +84,19 @@ def texts(plans: Iterable[SequencePlan], root: Path = ROOT) -> dict[Path, str]:
     for path in sorted((root / "locales").glob("*/nodeDefs.json")):
         made[path] = node_definitions(path.read_text(), plans, path.parent.name)
     return made
+
+
+# -- node packs ----------------------------------------------------------------------------
+
+
+def packs_page(root: Path = ROOT) -> tuple[Path, str]:
+    """docs/patches.md with its table of node packs made anew."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from host.real_packs.rows import CASES
+    from host.real_packs.table import table
+
+    path = root / "docs" / "patches.md"
+    return path, _PACKS.sub(lambda found: f"{found[1]}{table(CASES)}{found[2]}", path.read_text())
 
 
 # -- node texts ----------------------------------------------------------------------------
@@ -143,7 +159,7 @@ def _keys(tree: Any, path: str = "") -> set[str]:
 def main() -> int:
     if not write_node_texts():
         print("no ComfyUI checkout was found, so locales/en keeps its node texts: set COMFYUI_PATH to make them anew", file=sys.stderr)
-    for path, text in texts(PLANS.values()).items():
+    for path, text in [*texts(PLANS.values()).items(), packs_page()]:
         if path.read_text() != text:
             path.write_text(text)
             print(f"wrote {path.relative_to(ROOT)}")

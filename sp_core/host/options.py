@@ -17,6 +17,8 @@ AROUND_THE_MODEL = ("wrappers", "callbacks")
 #: these hold objects of ComfyUI's own (as of 0.33) that only code around the model reads: the holder of EasyCache and LazyCache,
 #: and the context window of this forward (WanAnimate2 alone looks for it inside the model, and has no plan)
 READ_AROUND_THE_MODEL = ("easycache", "context_window")
+#: the part of a MODEL that says what a sigma is. Samplers of packs put it into the options by this name
+MODEL_SAMPLING = "model_sampling"
 
 
 def name_of(function: Any) -> str:

@@ -14,7 +14,7 @@ DEVICES = "cpu:2"
 
 
 QUESTIONS = [
-    *("class name", "type name", "module of the class", "isinstance", "attribute", "missing attribute"),
+    *("class", "class name", "type name", "module of the class", "isinstance", "attribute", "missing attribute"),
     *("submodule", "submodule by path", "names of modules", "children", "names of weights", "parameters"),
 ]
 

@@ -139,6 +139,24 @@ def test_what_is_set_on_a_model_with_code_of_a_pack_is_refused() -> None:
         model.remembered = 5
 
 
+@pytest.mark.parametrize(
+    ("sampling", "sentence"),
+    [(False, "replaced behind SP Model Patch .*Place SP Model Patch after the node"), (True, "replaced while sampling .*Remove the node")],
+)
+def test_a_class_that_is_put_on_the_stand_in_is_refused_with_what_to_do(sampling: bool, sentence: str) -> None:
+    local = Known()
+    watch = Watch(local, {})
+    model = make_remote(local, Known, WAN, Asked(), watch, {})  # type: ignore[arg-type]
+    if sampling:
+        watch.begin()
+    with pytest.raises(SPError, match=f"__class__ was {sentence}"):
+        model.__class__ = OwnForward
+
+
+def test_the_stand_in_says_that_it_is_of_the_models_class() -> None:
+    assert stand_in(Known)[0].__class__ in {Known}
+
+
 def test_wrappers_do_not_reach_a_forward_of_a_pack() -> None:
     wrapped = {"transformer_options": {"wrappers": {"diffusion_model": {"a": [print]}}}}
     with pytest.raises(SPError, match="has a forward of its own"):

@@ -54,3 +54,9 @@ def test_a_tooltip_without_a_list_is_refused() -> None:
     text = '{"SPModelPatch": {"inputs": {"model": {"tooltip": "A model"}}}}'
     with pytest.raises(ValueError, match="locales/zh: the tooltip"):
         TOOL.node_definitions(text, PLANS.values(), "zh")
+
+
+def test_the_table_of_node_packs_is_what_their_test_expects() -> None:
+    path, made = TOOL.packs_page()
+    assert "<!-- packs table -->" in made
+    assert path.read_text() == made, "run: python tools/make_texts.py"

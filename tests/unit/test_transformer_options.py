@@ -182,3 +182,17 @@ def test_nobody_is_asked_to_stand_behind_a_node_without_a_model() -> None:
     sentence = str(placed_too_late("A patch", "MultimodalGuider (node 7)", gives_model=False))
     assert "Place SP Model Patch" not in sentence
     assert "Remove MultimodalGuider (node 7), or SP Model Patch" in sentence
+
+
+def test_the_models_own_sampling_crosses_as_the_workers_own() -> None:
+    own, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    for foreign_code in (False, True):
+        known = KnownObjects({}, foreign_code, model_sampling=own)
+        going = OutgoingOptions({}, known, Departure(torch.nn.Linear(2, 2), known.own))
+        _, objects = going.for_workers({"model_sampling": own})
+        assert objects is not None and ["own", ["model_sampling"]] in objects.tree["table"]
+        if foreign_code:
+            with pytest.raises(SPError, match=r"transformer_options\['model_sampling'\]"):
+                going.for_workers({"model_sampling": other})
+        else:
+            assert going.for_workers({"model_sampling": other}) == ({}, None)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import SPError
 from ...pool.wire import unsendable
-from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, READ_AROUND_THE_MODEL, name_of
+from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, MODEL_SAMPLING, READ_AROUND_THE_MODEL, name_of
 from ..travel import Own
 
 _NOT_OBJECTS = {*AROUND_THE_MODEL, *INSIDE_THE_MODEL, *READ_AROUND_THE_MODEL}
@@ -22,10 +22,11 @@ class KnownObjects:
     Args:
         transformer_options: of the MODEL that SP Model Patch got.
         foreign_code: the MODEL has code of other packs inside it, which may read any of these objects.
+        model_sampling: of the MODEL, which samplers of packs put into the options.
     """
 
-    def __init__(self, transformer_options: dict[str, Any], foreign_code: bool) -> None:
-        self.foreign_code = foreign_code
+    def __init__(self, transformer_options: dict[str, Any], foreign_code: bool, model_sampling: Any = None) -> None:
+        self.foreign_code, self._model_sampling = foreign_code, model_sampling
         self._objects = objects_in(transformer_options)
         self._states = {key: _state(value) for key, value in self._objects.items()}
 
@@ -47,9 +48,17 @@ class KnownObjects:
                     "the model may read it. Remove the node that adds it, or SP Model Patch"
                 )
 
-    def new(self, transformer_options: dict[str, Any]) -> dict[str, Any]:
-        """The objects that the workers do not have."""
-        return {key: value for key, value in objects_in(transformer_options).items() if not self.has(key, value)}
+    def new(self, transformer_options: dict[str, Any], late_code: bool = False) -> dict[str, Any]:
+        """The objects that the workers do not have by that key.
+
+        Args:
+            late_code: as above.
+        """
+        new = {key: value for key, value in objects_in(transformer_options).items() if not self.has(key, value)}
+        if new.get(MODEL_SAMPLING, self._model_sampling) is not self._model_sampling and not (self.foreign_code or late_code):
+            # that of a node behind SP Model Patch. ComfyUI's models do not read it, and other code is not there
+            del new[MODEL_SAMPLING]
+        return new
 
     def has(self, key: str, value: Any) -> bool:
         """The workers have an object of this class by this key."""
@@ -62,7 +71,8 @@ class KnownObjects:
     @property
     def own(self) -> dict[int, Own]:
         """By the ids of the objects: what they are in the workers."""
-        return {id(value): Own(("option", key)) for key, value in self._objects.items()}
+        sampling = {} if self._model_sampling is None else {id(self._model_sampling): Own((MODEL_SAMPLING,))}
+        return sampling | {id(value): Own(("option", key)) for key, value in self._objects.items()}
 
 
 def objects_in(transformer_options: dict[str, Any]) -> dict[str, Any]:

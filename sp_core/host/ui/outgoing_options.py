@@ -98,7 +98,7 @@ class OutgoingOptions:
         inside = _inside(options)
         late = inside != self._own_patches
         self._known.check(options, late)
-        new = self._known.new(options)
+        new = self._known.new(options, late)
         # a list that code inside the model may add to, and finds again in the next step
         kept = _containers(options) if late or self._known.foreign_code else {}
         sent = {**(dict.fromkeys(INSIDE_THE_MODEL) | inside if late else {}), **kept, **new}

@@ -17,7 +17,7 @@ from ...pool.devices import WorkerDevice
 from .. import comfy_api
 from ..block_skips import leaves_out_its_block
 from ..compiled import COMPILE_KEY, is_compiled, log_dropped, original
-from ..options import CLASS, LATE_FORWARDS, name_of, patches_in
+from ..options import CLASS, LATE_FORWARDS, MODEL_SAMPLING, name_of, patches_in
 from ..travel import CannotTravel
 from .departure import Departure
 from .device_memory import DeviceShares
@@ -215,7 +215,7 @@ def make_sp_patcher(
         log_dropped()
     comfy_api.off_the_device(source)
     given = source.model_options.get("transformer_options", {})
-    known = KnownObjects(given, _has_foreign_code(source))
+    known = KnownObjects(given, _has_foreign_code(source), source.get_model_object(MODEL_SAMPLING))
     departure = Departure(local, known.own)
     outgoing = OutgoingOptions(given, known, departure)
     sp = RemoteModel(session, recipe, devices, plan, source.model_size(), keep_loaded, requested, departure, outgoing)

@@ -40,7 +40,7 @@ class StandInMixin:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._sp_is_fixed(name):
-            raise swapped(Change(name, value))
+            raise swapped(Change(name, value), self.__dict__["_sp_watch"].sampling)
         if self.__dict__["_sp_reads_more"] and value is not None:
             raise SPError(
                 f"{name} was set on the model, whose class {name_of(type(self))} has code of its own in the forward. That runs in the "
@@ -140,8 +140,12 @@ def make_remote(
     forward = "forward" if "forward" in replaced_methods(local_class) else plan.forward
     members: dict[str, Any] = {forward: _forwarder(local_class, forward, refuse_wrappers=forward != plan.forward)}
     members |= {method: _caller(method) for method in plan.weight_methods}
-    # packs tell a model by the name of its class
-    members |= {"__module__": local_class.__module__, "__qualname__": local_class.__qualname__}
+    # packs tell a model by its class or by the name of that
+    members |= {
+        "__module__": local_class.__module__,
+        "__qualname__": local_class.__qualname__,
+        "__class__": property(lambda _: local_class),
+    }
     its_class = type(local_class.__name__, (StandInMixin, local_class), members)
     stand_in: Any = object.__new__(its_class)
     # what nn.Module.__init__ makes, empty: no weights, no children, nothing to move

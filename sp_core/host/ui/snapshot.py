@@ -183,6 +183,11 @@ class Watch:
     def end(self) -> None:
         self._snapshot = None
 
+    @property
+    def sampling(self) -> bool:
+        """A sampling run is being watched."""
+        return self._snapshot is not None
+
     def check(self) -> None:
         """Before a forward.
 
@@ -194,11 +199,16 @@ class Watch:
             raise swapped(changes[0])
 
 
-def swapped(change: Change) -> SPError:
-    """The sentence about a part of the model that somebody swaps while it is sampled."""
+def swapped(change: Change, sampling: bool = True) -> SPError:
+    """The sentence about a part of the model that somebody swaps while it is sampled, or before that."""
     place = f"The model's {change.place}" if change.inside else change.place
     by = pack_in_call()
     by_whom = f", by {by}" if by else ""
+    if not sampling:
+        return SPError(
+            f"{place} was replaced behind SP Model Patch ({name_of(change.value)}{by_whom}), which has no effect on the workers. "
+            "Place SP Model Patch after the node that replaces it, or remove that node"
+        )
     return SPError(
         f"{place} was replaced while sampling ({name_of(change.value)}{by_whom}), which has no effect on the workers. "
         "Remove the node that replaces it (a cache or a guidance that patches the model's code), or SP Model Patch. "

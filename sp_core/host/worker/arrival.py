@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ..options import LATE_FORWARDS
+from ..options import LATE_FORWARDS, MODEL_SAMPLING
 from ..travel import ModuleCode, Packed, World, changes, unpack
 from .forward_call import ForwardCall
 from .residency import LoadedModel
@@ -60,7 +60,9 @@ class Arrivals:
 
 
 def own_object(patcher: Any, place: tuple[Any, ...]) -> Any:
-    """What a node before SP Model Patch put into the options of this worker's MODEL."""
+    """What a node before SP Model Patch put into the options of this worker's MODEL, or what says what its sigmas are."""
+    if place == (MODEL_SAMPLING,):
+        return patcher.get_model_object(MODEL_SAMPLING)
     found = patcher.model_options["transformer_options"]
     for key in place[1:] if place[0] == "option" else place:
         found = found[key]

@@ -12,6 +12,7 @@ def _checks():
     import torch
 
     return {
+        "class": (lambda m: m.__class__ in {sys.modules["comfy.ldm.wan.model"].WanModel}, True),
         "class name": (lambda m: m.__class__.__name__, "WanModel"),
         "type name": (lambda m: type(m).__name__, "WanModel"),
         "module of the class": (lambda m: type(m).__module__, "comfy.ldm.wan.model"),

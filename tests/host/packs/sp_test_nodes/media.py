@@ -1,5 +1,7 @@
 """Pictures, sound and stand-ins for their encoders, so that the host's own conditioning nodes can run without big models."""
 
+import types
+
 import torch
 
 from .latents import random
@@ -23,9 +25,13 @@ class _VideoEncoder:
         pooled = torch.stack([group.mean(0) for group in groups], dim=1)  # (3, F', h, w)
         return torch.einsum("oc,cfhw->ofhw", random((self.latent_channels, 3), 99), pooled)[None] * 2 - 1
 
+    def encode_tiled(self, pixels, **tiles):
+        return self.encode(pixels)
+
 
 class _AudioEncoder:
     audio_sample_rate = 16000
+    autoencoder = types.SimpleNamespace(sampling_rate=16000, mel_hop_length=160)
 
     def encode(self, waveform):
         """(B, S, C) to (B, 8, S // 640, 16)."""
