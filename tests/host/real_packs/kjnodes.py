@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from host.graphs import Branch, Link, latent, sample
-from host.real_packs.cases import FAILS, GUIDED, MODELS, REFUSED, SHARED, THREE, UNGUIDED, Case, loader, sampler
+from host.real_packs.cases import FAILS, GUIDED, MODELS, REFUSED, SAME, SHARED, THREE, UNGUIDED, Case, loader, sampler
 
 PACK = "ComfyUI-KJNodes"
 ALL = (GUIDED, SHARED, THREE)
@@ -127,14 +127,13 @@ def extra_weights(branch: Branch) -> Link:
 
 def load_kj(label: str, **inputs: Any) -> Case:
     tolerance, note = inputs.pop("tolerance", 2e-5), inputs.pop("note", "")
-    changes = inputs.pop("changes", True)
+    changes, before = inputs.pop("changes", True), inputs.pop("before", SAME)
     files = {"model_name": "tiny_wan_t2v.safetensors", "sage_attention": "disabled", **inputs}
-    return loader(PACK, "DiffusionModelLoaderKJ", label=label, inputs=files, changes=changes, tolerance=tolerance, note=note)
+    return loader(PACK, "DiffusionModelLoaderKJ", label=label, inputs=files, before=before, changes=changes, tolerance=tolerance, note=note)
 
 
 #: the attention's inputs are rounded to fp16, as its kernel needs it: now and then to the other neighbour
 HALF: dict[str, Any] = {"changes": None, "tolerance": 1e-4, "note": "rounds to fp16: 1e-4"}
-BF16 = "computes in bf16, whose rounding is another for another split"
 LORA, LTX_LORA = {"lora_name": "tiny_wan_lora.safetensors"}, {"lora_name": "tiny_ltx_lora.safetensors"}
 
 CASES: list[Case] = [
@@ -187,11 +186,13 @@ CASES: list[Case] = [
     sampler(PACK, "GenerateNoise", "wan", generated, settings=ONE),
     kj("DiTBlockLoraLoader", behind=REFUSED, inputs={**LORA, "blocks": with_blocks("Wan21BlockLoraSelect", "blocks.1.")}),
     kj("LTX2LoraLoaderAdvanced", "ltxav", behind=REFUSED, inputs={**LTX_LORA, "blocks": with_blocks("LTX2BlockLoraSelect", "blocks.1.")}),
-    sampler(PACK, "HunyuanVideoEncodeKeyframesToCond", "hunyuan_i2v", keyframes),
+    sampler(
+        PACK, "HunyuanVideoEncodeKeyframesToCond", "hunyuan_i2v", keyframes, behind=FAILS, settings=ONE, note="wants a model of 32 channels"
+    ),
     kj("ModelSaveKJ", behind=REFUSED, applied=saved, changes=False, settings=ONE),
     load_kj("default", changes=False),
     load_kj("fp8", weight_dtype="fp8_e4m3fn"),
-    load_kj("bf16 compute", compute_dtype="bf16", tolerance=2e-2, note=BF16),
+    load_kj("bf16 compute", compute_dtype="bf16", before=FAILS),
     load_kj("Sage", sage_attention="auto", **HALF),
     load_kj("extra weights", extra_state_dict=extra_weights),
     loader(PACK, "CheckpointLoaderKJ", inputs={"ckpt_name": "tiny_wan_whole.safetensors", "sage_attention": "disabled"}),

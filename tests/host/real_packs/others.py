@@ -229,7 +229,7 @@ CACHES: list[Case] = [
     Case(WAVE, "ApplyFBCacheOnModel", "hunyuan", inputs={"residual_diff_threshold": 1.0}, **CACHE),
     loader(WAVE, "EnhancedLoadDiffusionModel", inputs={**WAN_FILE, "weight_dtype": "default"}),
     Case(WAVE, "EnhancedCompileModel", **COMPILED),
-    Case(RADIAL, "PatchRadialAttn", inputs=SPARSE, before=REFUSED, settings=BY_ITSELF, note="its attention needs a GPU"),
+    Case(RADIAL, "PatchRadialAttn", inputs=SPARSE, before=REFUSED, behind=REFUSED, settings=BY_ITSELF, note="its attention needs a GPU"),
     Case(RADIAL, "PatchRadialAttn", before=SAME, changes=False, settings=BY_ITSELF, label="dense steps", note="no sparse step"),
 ]
 
