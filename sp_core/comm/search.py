@@ -11,7 +11,7 @@ from math import inf
 import torch.distributed as dist
 
 from .errors import ExchangeError, TransportUnavailable
-from .fastest import RememberedTimes, exchange_seconds, figures, pick, timed_bytes
+from .fastest import MARGIN, MARGIN_CPU, RememberedTimes, exchange_seconds, figures, pick, timed_bytes
 from .registry import TransportRow, TransportSpec
 from .transport import Transport
 from .trial import trial
@@ -53,7 +53,7 @@ class Search:
         if not seconds:
             return
         self._figures = figures(seconds, size)
-        first = pick(seconds)
+        first = pick(seconds, MARGIN_CPU if self._spec.device.type == "cpu" else MARGIN)
         self._left.sort(key=lambda row: (row.name != first, seconds.get(row.name, inf)))
         for name in [name for name in self._working if name != first]:
             self._working.pop(name).close()

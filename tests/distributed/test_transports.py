@@ -150,7 +150,8 @@ def test_more_tensors_than_one_exchange_carries_are_refused(name: str) -> None:
 def limit_of_a_wait(rank: int, world_size: int, setting: str) -> float:
     os.environ["SP_TIMEOUT_S"] = setting
     with tempfile.TemporaryDirectory() as directory:
-        transport, _ = make_transport(None, "cpu", directory=directory)
+        shm = [row for row in TRANSPORTS if row.name == "shm"]
+        transport, _ = make_transport(None, "cpu", directory=directory, rows=shm)
         limit = transport.inner.timeout_s  # type: ignore[attr-defined]
         transport.close()
     return limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sp_core.comm.fastest import TIMED_BYTES, TIMED_BYTES_CPU, figures, pick, timed_bytes
+from sp_core.comm.fastest import MARGIN_CPU, TIMED_BYTES, TIMED_BYTES_CPU, figures, pick, timed_bytes
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,11 @@ from sp_core.comm.fastest import TIMED_BYTES, TIMED_BYTES_CPU, figures, pick, ti
 )
 def test_the_first_that_no_other_beats_clearly_is_taken(seconds: dict[str, float], taken: str) -> None:
     assert pick(seconds) == taken
+
+
+def test_on_cpu_ranks_a_busy_processor_turns_nothing_round() -> None:
+    assert pick({"shm": 0.0029, "gloo": 0.001}, MARGIN_CPU) == "shm"
+    assert pick({"shm": 0.0031, "gloo": 0.001}, MARGIN_CPU) == "gloo"
 
 
 def test_figures_are_read_by_people() -> None:
