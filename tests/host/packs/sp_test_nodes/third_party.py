@@ -50,7 +50,8 @@ class SPTestCrossAttentionGuidance(ModelNode):
 
 
 def _guided(module, negative):
-    plain = module.forward
+    # not module.forward: ComfyUI leaves there what a branch of the same loader put in, and which of them runs first is not fixed
+    plain = types.MethodType(type(module).forward, module)
 
     def forward(x, context, **kwargs):
         positive_out = plain(x, context, **kwargs)
