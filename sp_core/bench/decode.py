@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..demo.comfy_server import ComfyServer
 from ..demo.machine_line import machine_line
-from .measure import comfyui, seconds_of, turns
+from .measure import AllAgainstOne, comfyui, seconds_of, threads_of_all, turns
 
 SAMPLES = 5
 #: kind -> (title, latent: channels, frames, height, width)
@@ -26,19 +25,9 @@ _VIDEOS = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """Medians in seconds."""
-
+@dataclass(frozen=True, kw_only=True)
+class Row(AllAgainstOne):
     video: str
-    workers: int
-    threads: int
-    one_process_s: float
-    workers_s: float
-
-    @property
-    def ratio(self) -> float:
-        return self.workers_s / self.one_process_s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,8 +62,8 @@ def decode_row(server: ComfyServer, kind: str, workers: int, samples: int = SAMP
         return lambda: seconds_of(server, _prompt(kind, sizes, devices, next(seeds)))
 
     medians = turns({"one": seconds(None), "all": seconds(f"cpu:{workers}")}, samples)
-    threads = workers * max(1, (os.cpu_count() or 1) // workers)
-    return Row(title, workers, threads, medians["one"], medians["all"])
+    times = {"one_process_s": medians["one"], "workers_s": medians["all"]}
+    return Row(video=title, workers=workers, threads=threads_of_all(workers), **times)
 
 
 def _prompt(kind: str, sizes: tuple[int, ...], devices: str | None, seed: int) -> dict[str, dict[str, Any]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,6 +14,25 @@ from typing import Any
 from ..demo.checkpoints import Checkpoint
 from ..demo.comfy_server import DEMO_NODES, ComfyServer, prepare_base, prompt_seconds
 from ..host_path import find_comfyui
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllAgainstOne:
+    """The workers together against one process that has as many threads as all of them. Medians in seconds."""
+
+    workers: int
+    threads: int
+    one_process_s: float
+    workers_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.workers_s / self.one_process_s
+
+
+def threads_of_all(workers: int) -> int:
+    """All workers' threads, as the launcher gives them out."""
+    return workers * max(1, (os.cpu_count() or 1) // workers)
 
 
 def turns(methods: Mapping[str, Callable[[], float]], samples: int, warm_up: int = 1) -> dict[str, float]:

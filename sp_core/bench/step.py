@@ -10,9 +10,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -24,7 +23,7 @@ from ..demo.tiny import Tiny, shrink
 from ..pool.devices import parse_devices
 from ..reference import ReferenceConfig
 from ..reference.sample import Inputs, local, pooled, step_arguments
-from .measure import comfyui, seconds_of, turns
+from .measure import AllAgainstOne, comfyui, seconds_of, threads_of_all, turns
 from .models import STEP_CHECKPOINTS, STEP_WORKFLOWS
 
 SAMPLES = 5
@@ -32,20 +31,10 @@ SAMPLES = 5
 FEW, MANY = 1, 4
 
 
-@dataclass(frozen=True)
-class Row:
-    """Medians in seconds."""
-
+@dataclass(frozen=True, kw_only=True)
+class Row(AllAgainstOne):
     model: str
     tokens: int
-    workers: int
-    threads: int
-    one_process_s: float
-    workers_s: float
-
-    @property
-    def ratio(self) -> float:
-        return self.workers_s / self.one_process_s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,25 +70,20 @@ def _rows(workers: int, samples: int, reference_only: bool) -> Any:
             yield from (host_row(server, tiny, workers, samples) for tiny in STEP_WORKFLOWS)
 
 
-def _threads(workers: int) -> int:
-    """All workers' threads, as the launcher gives them out."""
-    return workers * max(1, (os.cpu_count() or 1) // workers)
-
-
 def reference_row(workers: int, samples: int = SAMPLES) -> Row:
     """A forward of the reference model, in a pool and in this process."""
     config = ReferenceConfig(layers=2, heads=10, head_dim=64)
     inputs = Inputs.seeded(config, 0, frames=9, rows=30, columns=34)
     arguments = step_arguments(inputs, inputs.video, inputs.audio, 0.5)
     before = torch.get_num_threads()
-    torch.set_num_threads(_threads(workers))
+    torch.set_num_threads(threads_of_all(workers))
     try:
         with pooled(config, 0, parse_devices(f"cpu:{workers}", "cpu", 0)) as shared:
             alone = local(config, 0)
             medians = turns({"one": _timed(lambda: alone(arguments)), "all": _timed(lambda: shared(arguments))}, samples)
     finally:
         torch.set_num_threads(before)
-    return Row("reference model", inputs.tokens, workers, _threads(workers), medians["one"], medians["all"])
+    return _row("reference model", inputs.tokens, workers, medians)
 
 
 def _timed(call: Callable[[], object]) -> Callable[[], float]:
@@ -127,4 +111,9 @@ def host_row(server: ComfyServer, tiny: Tiny, workers: int, samples: int = SAMPL
         return measure
 
     medians = turns({"one": seconds(None), "all": seconds(f"cpu:{workers}")}, samples)
-    return Row(tiny.title, tiny.tokens, workers, _threads(workers), medians["one"], medians["all"])
+    return _row(tiny.title, tiny.tokens, workers, medians)
+
+
+def _row(model: str, tokens: int, workers: int, medians: Mapping[str, float]) -> Row:
+    times = {"one_process_s": medians["one"], "workers_s": medians["all"]}
+    return Row(model=model, tokens=tokens, workers=workers, threads=threads_of_all(workers), **times)

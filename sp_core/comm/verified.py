@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -14,11 +13,12 @@ from torch import Tensor
 from .native.addresses import ALIGN
 from .transport import Slots, Transport
 from .trial import TRIAL_BYTES, filled_wrong, wrong_data
+from .wrapping import WrappingTransport
 
 log = logging.getLogger(__name__)
 
 
-class VerifiedTransport(Transport):
+class VerifiedTransport(WrappingTransport):
     """Exchanges by ``inner``, which it owns, after known bytes have filled what the exchange lands in.
 
     That is done before an exchange is larger than any before it, and before the first one into slots that were made anew. If a
@@ -32,7 +32,7 @@ class VerifiedTransport(Transport):
         Args:
             another: given why the transport in use cannot be used, makes another one that works. Collective.
         """
-        super().__init__(inner.rank, inner.world_size)
+        super().__init__(inner)
         self._group, self._device, self._another = group, device, another
         self._use(inner)
 
@@ -82,18 +82,3 @@ class VerifiedTransport(Transport):
             # buffers that live for one exchange are not worth much memory of a device
             size = min(size, TRIAL_BYTES)
         return wrong_data(self._group, filled_wrong(self.inner, self._device, slots.size or size, slots.count))
-
-    def reserve(self, size: int) -> Slots:
-        return self.inner.reserve(size)
-
-    def _finish(self) -> None:
-        self.inner._finish()
-
-    def _fail(self, error: Exception) -> NoReturn:
-        self.inner._fail(error)
-
-    def trim(self) -> None:
-        self.inner.trim()
-
-    def close(self) -> None:
-        self.inner.close()

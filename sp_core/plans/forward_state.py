@@ -10,7 +10,7 @@ from torch import Tensor
 from ..comm import Transport
 from ..errors import SPError
 from ..layout import SequenceLayout
-from .probing import Probing
+from .probing import Probing, Verdict
 
 #: (value of an argument, the forward's state) -> the part of it that belongs to this rank's tokens
 ShardRule = Callable[[Any, "ForwardState"], Any]
@@ -135,6 +135,13 @@ class ForwardState:
         """A call of code of this name is shared out, or will be the next time."""
         if name not in self.apart:
             self.apart.append(name)
+
+    def note_verdict(self, verdict: Verdict) -> None:
+        """A call of code was its probe, on whole data."""
+        if verdict.apart:
+            self.note_apart(verdict.name)
+        else:
+            self.note_whole(verdict.name, verdict.why)
 
     def check(self) -> None:
         """To be called after the forward.

@@ -68,11 +68,7 @@ def probed_heads(
     exchanged = attention.exchanged(q_BtHD, k_BtHD, v_BtHD, mask, scale, on_own_heads)
     out_BtHD = attention.own_tokens(whole_BTHD)
     probe.compare(exchanged, out_BtHD, "it treats some heads otherwise than all of them")
-    verdict = site.probing.conclude(site, probe)
-    if verdict.apart:
-        attention.state.note_apart(site.name)
-    else:
-        attention.state.note_whole(site.name, verdict.why)
+    attention.state.note_verdict(site.probing.conclude(site, probe))
     return out_BtHD
 
 

@@ -136,11 +136,7 @@ class WholeData:
                 probe.compare(poisoned, output, "it mixes tokens")
             share = probe.again(called(given))
             probe.compare(share, output, "it treats a part of the tokens otherwise than all of them")
-        verdict = site.probing.conclude(site, probe)
-        if verdict.apart:
-            self.state.note_apart(site.name)
-        else:
-            self.state.note_whole(site.name, verdict.why)
+        self.state.note_verdict(site.probing.conclude(site, probe))
         return output
 
     def _own(self, output: Any, dim: int, replicated: int) -> Any:

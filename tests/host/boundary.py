@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import pytest
 from host.graphs import Branch, Case, Comparison, Graph, Link, compare, latent, load, run_sp, sample, text
 from host.observe import count
 
@@ -22,11 +21,6 @@ EVEN = "1,16,4,8,8"
 LORA = {"lora_name": "tiny_wan_lora.safetensors", "strength_model": 0.8}
 #: a node of the pack of stand-ins, by its class or by the pack
 NAMED = r"SPForeign\w+|sp_foreign_nodes"
-
-
-def today(reason: str, *others: type[Exception]) -> pytest.MarkDecorator:
-    """This fault is there today. The mark goes with the fault: a test that passes under it fails."""
-    return pytest.mark.xfail(strict=True, reason=reason, raises=(AssertionError, PromptFailed, *others))
 
 
 def named(name: str, case: Case) -> Case:

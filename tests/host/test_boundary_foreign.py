@@ -22,7 +22,6 @@ from host.boundary import (
     named,
     on_wan,
     refusal,
-    today,
 )
 from host.graphs import TOLERANCE, Branch, Case, Graph, Link, compare, latent, load, read, relative, run_sp, sample, text
 
@@ -101,17 +100,9 @@ KINDS = [
     Kind("object with a closure", "SPForeignState", {"closure": True}, reader="SPForeignReadsState"),
 ]
 
-#: (kind, side): what is wrong today
-WRONG: dict[tuple[str, str], str] = {}
-
 
 def on_both_sides(kinds: list[Kind]) -> list[Any]:
-    return [placed(kind, side) for kind in kinds for side in ("before", "behind")]
-
-
-def placed(kind: Kind, side: str) -> Any:
-    wrong = WRONG.get((kind.label, side))
-    return pytest.param(kind, side, id=f"{kind.label}-{side}".replace(" ", "_"), marks=[today(wrong)] if wrong else [])
+    return [pytest.param(kind, side, id=f"{kind.label}-{side}".replace(" ", "_")) for kind in kinds for side in ("before", "behind")]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.label.replace(" ", "_"))
@@ -134,27 +125,15 @@ def test_never_a_wrong_picture(server: ComfyServer, kind: Kind, side: str, devic
 
 
 #: what must work, where a refusal, however true, is not enough
-_INSIDE = [
+PROMISED = [
     *("mixed heads", "told by the batch", "own attention", "frame score", "guided frame score", "token score", "guided token score"),
     *("feed-forward", "cross-attention", "block forward", "attention patch", "bypassed attention"),
     *("wrapped block", "values passed", "object", "object with a closure", "count kept", "kept in options"),
 ]
-PROMISED = [(label, side) for label in _INSIDE for side in ("before", "behind")]
-#: of these: why they do not work today
-REFUSED: dict[tuple[str, str], str] = {}
-
-
-def promised() -> list[Any]:
-    kinds = {kind.label: kind for kind in KINDS}
-    found = []
-    for label, side in PROMISED:
-        wrong = REFUSED.get((label, side)) or WRONG.get((label, side))
-        found.append(pytest.param(kinds[label], side, id=f"{label}-{side}".replace(" ", "_"), marks=[today(wrong)] if wrong else []))
-    return found
 
 
 @pytest.mark.parametrize("devices", DEVICE_COUNTS)
-@pytest.mark.parametrize(("kind", "side"), promised())
+@pytest.mark.parametrize(("kind", "side"), on_both_sides([kind for kind in KINDS if kind.label in PROMISED]))
 def test_works(server: ComfyServer, kind: Kind, side: str, devices: str) -> None:
     compare(server, kind.case(side), devices)
 

@@ -13,6 +13,7 @@ from sp_core.errors import SPError
 from sp_core.host.ui.recipe import Recipe
 from sp_core.host.ui.remote_vae import RemoteVae, Results
 from sp_core.host.ui.vae_module import make_remote_vae
+from sp_core.pool.coordinator import CallStats
 from sp_core.pool.devices import WorkerDevice
 from sp_core.pool.errors import WorkerFailed
 from sp_core.vae import DecodePlan
@@ -25,7 +26,7 @@ NOTHING = {"exchange_s": 0.0, "exchange_bytes": 3, "exchanges": 1}
 class Pool:
     """Stands for the workers: twice the input, cut in two bands of three; the last rank is idle."""
 
-    out_of_step, world_size, last_call = True, 3, SimpleNamespace(bytes_sent=7)
+    out_of_step, world_size, last_call = True, 3, CallStats(bytes_sent=7)
     fails: Exception | None = None
 
     def call(self, operation: str, body: dict[str, Any], *, each: Any, **_: Any) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import NoReturn
 
 from torch import Tensor
 
 from ...layout import shard_sizes
-from ..transport import Slots, Transport
+from ..transport import Transport
+from ..wrapping import WrappingTransport
 
 
-class SlowTransport(Transport):
+class SlowTransport(WrappingTransport):
     """Exchanges by ``inner``, which it owns, and then waits as long as the bytes would take on a link of this kind.
 
     An exchange in which the busiest rank sends so many bytes takes bytes / bandwidth + latency beside what ``inner`` takes. The
@@ -31,10 +31,10 @@ class SlowTransport(Transport):
         """
         if not bandwidth > 0 or latency_s < 0:
             raise ValueError(f"a link needs a bandwidth above zero and a latency of zero or more, got {bandwidth} and {latency_s}")
-        super().__init__(inner.rank, inner.world_size)
-        self.inner, self.bandwidth, self.latency_s = inner, bandwidth, latency_s
+        super().__init__(inner)
+        self.bandwidth, self.latency_s = bandwidth, latency_s
         self.name = f"slow-{inner.name}"
-        self.device_type, self.max_tensors = inner.device_type, inner.max_tensors
+        self.device_type = inner.device_type
         #: seconds that exchanges took on the link, so far
         self.link_s = 0.0
 
@@ -63,18 +63,3 @@ class SlowTransport(Transport):
         seconds = sent_bytes / self.bandwidth + self.latency_s
         self.link_s += seconds
         time.sleep(seconds)
-
-    def reserve(self, size: int) -> Slots:
-        return self.inner.reserve(size)
-
-    def _finish(self) -> None:
-        self.inner._finish()
-
-    def _fail(self, error: Exception) -> NoReturn:
-        self.inner._fail(error)
-
-    def trim(self) -> None:
-        self.inner.trim()
-
-    def close(self) -> None:
-        self.inner.close()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import platform
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ...errors import SPError
 from ...pool.devices import WorkerDevice, accelerators, maker, parse_devices, platform_problem
 from .recipe import OUR_NODES, VAE_NODE
+
+log = logging.getLogger(__name__)
 
 
 def check_devices(devices: str) -> bool | str:
@@ -29,6 +33,23 @@ def named_devices(devices: str) -> tuple[WorkerDevice, ...]:
     if not isinstance(devices, str):  # over a wire of any type
         raise ValueError(f"'{devices}' is no device list: it is no text. Write auto, indices such as 0,1,3, or cpu:4")
     return parse_devices(devices, *accelerators())
+
+
+def several_devices(devices: str, what: str) -> tuple[WorkerDevice, ...] | None:
+    """The devices that ``what`` (the model, the VAE) is shared out over; None, with a line in the log, where it stays as it is.
+
+    Raises:
+        SPError: they cannot work together on this system.
+        ValueError: ``devices`` names none that exist.
+    """
+    chosen = named_devices(devices)
+    if len(chosen) < 2:
+        why = f"one device ({chosen[0]}) is nothing to share" if chosen else "no accelerator is visible"
+        log.info("SP: %s; the %s stays as it is", why, what)
+        return None
+    if problem := why_not_together(chosen):
+        raise SPError(problem)
+    return chosen
 
 
 def named_lists(nodes: Iterable[Mapping[str, Any]]) -> set[tuple[WorkerDevice, ...]] | None:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from ...errors import SPError
 from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees, check_requested
 from ...plans import titles
-from .. import comfy_api
-from ..model_digest import model_digest
-from .computed_values import AboutModels, ComputedValues
-from .device_input import check_devices, named_devices, why_not_together
+from .device_input import check_devices, named_devices, several_devices
 from .patcher import SPModelPatcher, make_sp_patcher
-from .recipe import is_link, names_of_loaders, trace
 from .session import session
-from .unchanged_model import same_but_for_weights, same_for_workers
-
-log = logging.getLogger(__name__)
+from .wire_recipe import recipe_of_input, register
 
 #: when the workers' weights leave the devices
 KEEP_LOADED = ("auto", "always", "never")
@@ -63,28 +56,16 @@ def patch_model(
     """
     if keep_loaded not in KEEP_LOADED:  # ComfyUI does not compare what comes over a wire with the list
         raise SPError(f"'{keep_loaded}' is no value for keep_loaded; there are {', '.join(KEEP_LOADED)}")
-    chosen = named_devices(devices)
-    if len(chosen) < 2:
-        why = f"one device ({chosen[0]}) is nothing to share" if chosen else "no accelerator is visible"
-        log.info("SP: %s; the model stays as it is", why)
+    chosen = several_devices(devices, "model")
+    if chosen is None:
         return model
-    if problem := why_not_together(chosen):
-        raise SPError(problem)
     if isinstance(model, SPModelPatcher):
         if (model.sp.devices, model.sp.requested, model.sp.keep_loaded) == (chosen, requested, keep_loaded):
             return model
         what = "settings" if model.sp.devices == chosen else "devices"
         raise SPError(f"The model was patched by another SP Model Patch with other {what}; keep one of the two")
     check_requested(requested, len(chosen))
-    link = dynprompt.get_node(unique_id)["inputs"].get("model")
-    computed = ComputedValues(comfy_api.outputs_so_far(), AboutModels(same_for_workers, same_but_for_weights, model_digest))
-    recipe = trace(dynprompt.get_node, link, computed, list_index(computed, link), comfy_api.output_types)
+    recipe = recipe_of_input(dynprompt, unique_id, "model")
     patched = make_sp_patcher(model, recipe, session(), chosen, keep_loaded, requested)
-    session().register(patched.sp, names_of_loaders(map(dynprompt.get_node, dynprompt.all_node_ids())))
+    register(patched.sp, dynprompt)
     return patched
-
-
-def list_index(computed: ComputedValues, link: Any) -> int | None:
-    """Which member of the list on the wire ``link`` this call of the node got: the last one where another input has more."""
-    members, index = computed.members(link) if is_link(link) else None, comfy_api.executing_list_index()
-    return index if index is None or members is None else min(index, len(members) - 1)

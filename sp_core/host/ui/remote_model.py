@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,7 +27,7 @@ from .progress import Watcher
 from .recipe import Recipe
 
 if TYPE_CHECKING:
-    from ...pool.coordinator import Pool
+    from ...pool.coordinator import CallStats, Pool
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,15 @@ class RunStats:
     transport: str = ""
     #: names of other packs' code that runs inside the model -> how it was computed, in a sentence
     foreign: dict[str, str] = field(default_factory=dict)
+
+    def count(self, told: Mapping[str, Any], seconds: float, sent: CallStats) -> None:
+        """One more forward: ``told`` is what rank 0 says of its exchanges, ``seconds`` what it took here."""
+        self.forward_s.append(seconds)
+        self.exchange_s += told["exchange_s"]
+        self.exchange_bytes += told["exchange_bytes"]
+        self.exchanges += told["exchanges"]
+        self.sent_bytes += sent.bytes_sent
+        self.reused_bytes += sent.bytes_reused
 
 
 class RemoteModel:
@@ -230,12 +240,7 @@ class RemoteModel:
     def _account(self, pool: Pool, told: dict[str, Any], seconds: float) -> None:
         """Count one forward: ``told`` is what rank 0 says of it, ``seconds`` what it took here."""
         run = self.stats
-        run.forward_s.append(seconds)
-        run.exchange_s += told["exchange_s"]
-        run.exchange_bytes += told["exchange_bytes"]
-        run.exchanges += told["exchanges"]
-        run.sent_bytes += pool.last_call.bytes_sent
-        run.reused_bytes += pool.last_call.bytes_reused
+        run.count(told, seconds, pool.last_call)
         for name in dict.fromkeys([*told["apart"], *told["whole"]]):
             calls = told["whole"].get(name, 0)
             sentence = computed_in_full(name, calls, told["why_whole"].get(name, "")) if calls else shared_out(name)

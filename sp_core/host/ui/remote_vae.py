@@ -70,11 +70,7 @@ class RemoteVae(RemoteModel):
                 raise torch.OutOfMemoryError(str(error)) from error
             raise
         pool.out_of_step = False
-        self.stats.forward_s.append(time.perf_counter() - started)
-        self.stats.exchange_s += joined.stats["exchange_s"]
-        self.stats.exchange_bytes += joined.stats["exchange_bytes"]
-        self.stats.exchanges += joined.stats["exchanges"]
-        self.stats.sent_bytes += pool.last_call.bytes_sent
+        self.stats.count(joined.stats, time.perf_counter() - started, pool.last_call)
         self.stats.decision = f"{method}: {joined.ranks} of {pool.world_size} devices, each a band of the frame"
         assert joined.whole is not None
         return joined.whole

@@ -11,17 +11,14 @@ from ...errors import SPError
 from ...pool.devices import WorkerDevice
 from ...vae import PLANS, architecture_of, plan_for, why_not
 from .. import comfy_api
-from ..model_digest import model_digest
-from .computed_values import AboutModels, ComputedValues
-from .device_input import named_devices, why_not_together
+from .device_input import several_devices
 from .device_memory import DeviceShares
-from .patch_node import list_index
 from .patcher import SPModelPatcher
-from .recipe import Recipe, names_of_loaders, trace
+from .recipe import Recipe
 from .remote_vae import RemoteVae, Results
 from .session import session
-from .unchanged_model import same_but_for_weights, same_for_workers
 from .vae_module import make_remote_vae
+from .wire_recipe import recipe_of_input, register
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +47,9 @@ def patch_vae(vae: Any, devices: str, dynprompt: Any, unique_id: str) -> Any:
         SPError: the VAE is shared out over other devices already, or its graph cannot be replayed.
         ValueError: ``devices`` names none that exist.
     """
-    chosen = named_devices(devices)
-    if len(chosen) < 2:
-        why = f"one device ({chosen[0]}) is nothing to share" if chosen else "no accelerator is visible"
-        log.info("SP: %s; the VAE stays as it is", why)
+    chosen = several_devices(devices, "VAE")
+    if chosen is None:
         return vae
-    if problem := why_not_together(chosen):
-        raise SPError(problem)
     if isinstance(patcher := getattr(vae, "patcher", None), SPVaePatcher):
         if patcher.sp.devices == chosen:
             return vae
@@ -64,9 +57,8 @@ def patch_vae(vae: Any, devices: str, dynprompt: Any, unique_id: str) -> Any:
     if unchanged := _stays_as_it_is(vae, chosen):
         log.info("SP: %s; the VAE stays as it is", unchanged)
         return vae
-    recipe = _recipe(dynprompt, dynprompt.get_node(unique_id)["inputs"].get("vae"))
-    shared = make_sp_vae(vae, recipe, chosen)
-    session().register(shared.patcher.sp, names_of_loaders(map(dynprompt.get_node, dynprompt.all_node_ids())))
+    shared = make_sp_vae(vae, recipe_of_input(dynprompt, unique_id, "vae"), chosen)
+    register(shared.patcher.sp, dynprompt)
     return shared
 
 
@@ -80,11 +72,6 @@ def _stays_as_it_is(vae: Any, devices: tuple[WorkerDevice, ...]) -> str | None:
         return "ComfyUI computes VAEs on the CPU (--cpu-vae)"
     problem = why_not(plan, module)
     return f"the VAE of {plan.title} cannot be shared out with ComfyUI {comfy_api.version()}: {problem}" if problem else None
-
-
-def _recipe(dynprompt: Any, link: Any) -> Recipe:
-    computed = ComputedValues(comfy_api.outputs_so_far(), AboutModels(same_for_workers, same_but_for_weights, model_digest))
-    return trace(dynprompt.get_node, link, computed, list_index(computed, link), comfy_api.output_types)
 
 
 def make_sp_vae(vae: Any, recipe: Recipe, devices: tuple[WorkerDevice, ...]) -> Any:

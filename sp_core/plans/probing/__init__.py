@@ -18,7 +18,7 @@ take the verdict back and compute that forward again.
 from __future__ import annotations
 
 from .contents import Contents
-from .probe import Probe
+from .probe import Probe, Verdict
 from .verdicts import Probing, Site, Verdicts
 
-__all__ = ["Contents", "Probe", "Probing", "Site", "Verdicts"]
+__all__ = ["Contents", "Probe", "Probing", "Site", "Verdict", "Verdicts"]
