@@ -30,6 +30,16 @@ class SPVaePatcher(SPModelPatcher):
     late_callbacks: Any = None
     own_patches = frozenset()
 
+    def add_object_patch(self, name: str, obj: Any) -> None:
+        raise self._too_late(f"An object patch of {name}")
+
+    @staticmethod
+    def _too_late(what: str, why: object = "") -> Exception:
+        return SPError(
+            f"{what} was added to the VAE behind SP VAE Patch, where it has no effect on the workers. "
+            "Place SP VAE Patch behind the node that adds it, or remove SP VAE Patch"
+        )
+
 
 def supported_vaes() -> list[str]:
     """The VAEs that can run on several devices, by the names that people know them by."""

@@ -141,3 +141,21 @@ def callbacks_and_wrappers_have_the_names_that_are_looked_for() -> None:
     from comfy_api.torch_helpers import torch_compile
 
     expect(torch_compile.COMPILE_KEY == COMPILE_KEY, "a compiled model is no longer told by its wrapper's key")
+
+
+@probe
+def a_patch_of_a_shared_out_vae_is_refused_by_our_nodes_name() -> None:
+    import torch
+
+    from sp_core.errors import SPError
+    from sp_core.host.ui.vae_node import SPVaePatcher
+
+    cpu = torch.device("cpu")
+    shared = SPVaePatcher(torch.nn.Linear(2, 2), cpu, cpu)
+    for add in (lambda: shared.add_object_patch("weight", None), lambda: shared.add_patches({"weight": (torch.zeros(2, 2),)})):
+        try:
+            add()
+        except SPError as error:
+            expect("to the VAE behind SP VAE Patch" in str(error), f"the sentence is: {error}")
+        else:
+            raise AssertionError("a patch of a VAE that computes in the workers is taken, and lost")
