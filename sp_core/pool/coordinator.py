@@ -66,7 +66,9 @@ class Pool:
         self._request = 0
         #: a cancelled request that some ranks have not answered yet
         self._pending: Request | None = None
-        #: calls that wait for these answers
+        #: a request whose answers nobody waits for: the next call takes them first
+        self._unheard: Request | None = None
+        #: calls that wait for the answers to a cancelled request
         self._afterwards: list[tuple[str, Any, str]] = []
         self._lock = threading.RLock()
         self._sent = TensorCache()
@@ -150,7 +152,7 @@ class Pool:
             self.usable, self.over = False, True
             self.workers.stop(grace_s)
             self._sent = TensorCache()
-            self._pending = None
+            self._pending = self._unheard = None
             self._links.close()
             self._afterwards.clear()
             for buffer in (self._requests, self._state_buffer, *self._replies):
@@ -212,28 +214,36 @@ class Pool:
             if not self.usable:
                 raise SPError("the workers are not running")
             self.settle(watch)
-            self._request += 1
-            frame = self._put(self._request, [operation, body() if callable(body) else body], volatile)
-            request = Request(self._request, doing or operation, self.workers, self.shared_state)
-            self._collect(request, watch, frame)
+            request = self._send(operation, body, doing, volatile)
+            self._collect(request, watch)
             if each is None:
                 return read_reply(self._replies[0], request.replies[0], device or torch.device("cpu"))
             for rank, buffer in enumerate(self._replies):
                 each(rank, read_reply(buffer, request.replies[rank], torch.device("cpu"), views=True))
             return None
 
-    def afterwards(self, operation: str, body: Any, doing: str) -> None:
+    def afterwards(self, operation: str, body: Any, doing: str, wait: bool = True) -> None:
         """A call whose answer nobody needs: now, or as soon as every rank has answered a request that was cancelled.
 
         If the workers end meanwhile this raises nothing: the next call does.
+
+        Args:
+            wait: false returns as soon as every rank was asked.
         """
         with self._lock:
             if self._pending is None:
-                self._call_quietly(operation, body, doing)
+                (self._call_quietly if wait else self._send_quietly)(operation, body, doing)
                 return
             self._afterwards.append((operation, body, doing))
             if len(self._afterwards) == 1:
                 threading.Thread(target=self._settle_later, name="sp-settle", daemon=True).start()
+
+    def _send_quietly(self, operation: str, body: Any, doing: str) -> None:
+        try:
+            self.settle()
+            self._unheard = self._send(operation, body, doing)
+        except SPError as error:
+            log.warning("%s: %s", doing, error)
 
     def _call_quietly(self, operation: str, body: Any, doing: str) -> SPError | None:
         try:
@@ -258,7 +268,7 @@ class Pool:
             time.sleep(4 * POLL_S)
 
     def settle(self, watch: Watch | None = None) -> None:
-        """Wait until every rank has answered a request that was cancelled. Returns at once when there is none.
+        """Wait until every rank has answered a request that was cancelled, or that nobody waited for. Returns at once without one.
 
         Raises:
             Cancelled: ``watch`` says that the user does not want to wait.
@@ -272,16 +282,17 @@ class Pool:
                 error = self._links.died(min(dead))
                 self.shutdown(grace_s=0)
                 raise error
-            request, self._pending = self._pending, None
+            if self._pending is not None:
+                self._pending.doing = "stopping after a cancel"
+            request, self._pending, self._unheard = self._pending or self._unheard, None, None
             if request is None:
                 return
-            request.doing = "stopping after a cancel"
             try:
                 self._collect(request, watch)
             except WorkerFailed as error:
                 if not self.usable:
                     raise
-                log.warning("%s, after a cancel", error)
+                log.warning("%s: %s", request.doing, error)
             except Cancelled:
                 if self._pending is not None:
                     raise
@@ -294,6 +305,18 @@ class Pool:
     def forget_sent(self) -> None:
         """A sampling run is over: its conditioning need not be kept."""
         self._sent.forget_all()
+
+    def _send(self, operation: str, body: Any, doing: str, volatile: tuple[str, ...] = ()) -> Request:
+        """Ask every rank. Arguments as of :meth:`call`."""
+        self._request += 1
+        frame = self._put(self._request, [operation, body() if callable(body) else body], volatile)
+        request = Request(self._request, doing or operation, self.workers, self.shared_state)
+        try:
+            self._links.send(frame)
+        except WorkerDied:
+            self.shutdown(grace_s=0)
+            raise
+        return request
 
     def _put(self, request: int, message: list[Any], volatile: tuple[str, ...]) -> Frame:
         encoded = wire.encode(message)
@@ -310,11 +333,9 @@ class Pool:
         self.last_call = CallStats(total, sum(map(wire.nbytes, encoded.tensors)) - sum(map(wire.nbytes, fresh)))
         return Frame(Op.REQUEST, request, len(header), total)
 
-    def _collect(self, request: Request, watch: Watch | None, frame: Frame | None = None) -> None:
-        """Send ``frame`` to every rank, where there is one, and wait until all have answered the request."""
+    def _collect(self, request: Request, watch: Watch | None) -> None:
+        """Wait until all ranks have answered the request."""
         try:
-            if frame is not None:
-                self._links.send(frame)
             request.collect(self._links.incoming, None if watch is None else partial(watch, self))
         except (WorkerDied, WorkerTimeout):
             self.shutdown(grace_s=0)

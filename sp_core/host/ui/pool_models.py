@@ -128,7 +128,7 @@ class PoolModels:
         """
         pool = self.pool
         pool.forget_sent()
-        pool.afterwards("finish", {"key": model.recipe.key, "method": model.plan.after_run}, "clearing up after sampling")
+        pool.afterwards("finish", {"key": model.recipe.key, "method": model.plan.after_run}, "clearing up after sampling", wait=False)
         if model.keep_loaded == "never":
             model.left()
             pool.afterwards("release", partial(release_body, pool, model.recipe.key), RELEASING)

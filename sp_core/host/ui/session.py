@@ -200,7 +200,7 @@ class Session:
     def finish(self, model: RemoteModel) -> None:
         """Have the workers let go of what they kept for a sampling run of ``model``, and of its weights if it is never kept.
 
-        Waits for the answers, except after a cancel: then another thread asks, when the last worker has left its block.
+        Waits for no answer. After a cancel another thread asks, when the last worker has left its block.
         """
         models = self._running(model)
         if models is not None:
