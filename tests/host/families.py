@@ -393,7 +393,7 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
 
     enter_host(comfyui)
     from sp_core.comm import CollectiveTransport
-    from sp_core.host.worker.host_functions import host_functions
+    from sp_core.host.worker.comfy_attention import host_functions
     from sp_core.host.worker.verify import digest
     from sp_core.plans import Engine, plan_named, validate
     from sp_core.plans.shape import model_shape

@@ -18,8 +18,8 @@ from ..block_skips import SKIPPED, put_skips
 from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, LATE_FORWARDS
 from . import cfg_split
 from .arrival import late_forwards
+from .comfy_attention import host_functions
 from .forward_call import ForwardCall
-from .host_functions import host_functions
 from .patch_check import foreign_inside, unknown_functions
 from .residency import LoadedModel
 

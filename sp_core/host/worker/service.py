@@ -14,7 +14,7 @@ from ...comm.fastest import RememberedTimes
 from ...errors import SPError
 from ...models.registration import register_models
 from ...parallel.groups import ParallelGroups, ParallelGroupsCache
-from ...parallel.measure import measure_rates
+from ...parallel.rates import measure_rates
 from ...planner.choose import DegreeChoice
 from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees
