@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 #: at the end, a call that another thread waits for has this long to end by itself
 SHUTDOWN_GRACE_S = 0.5
 
-Watch = Callable[["Pool"], bool]
+#: called while the pool waits; true asks for a cancel
+CancelWatch = Callable[["Pool"], bool]
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Pool:
 
     # -- life --------------------------------------------------------------------
 
-    def start(self, watch: Watch | None = None) -> None:
+    def start(self, watch: CancelWatch | None = None) -> None:
         """Start the workers and wait until each has joined: :meth:`launch` and :meth:`join`."""
         self.launch()
         self.join(watch)
@@ -105,7 +106,7 @@ class Pool:
             raise
         self._links.connect()
 
-    def join(self, watch: Watch | None = None) -> None:
+    def join(self, watch: CancelWatch | None = None) -> None:
         """Wait until every worker has joined. What ``watch`` raises leaves them starting: join again.
 
         Raises:
@@ -185,7 +186,7 @@ class Pool:
         *,
         device: torch.device | None = None,
         doing: str = "",
-        watch: Watch | None = None,
+        watch: CancelWatch | None = None,
         volatile: tuple[str, ...] = (),
         each: Callable[[int, Any], None] | None = None,
     ) -> Any:
@@ -257,7 +258,7 @@ class Pool:
                     log.warning("%s", error)
             time.sleep(4 * POLL_S)
 
-    def settle(self, watch: Watch | None = None) -> None:
+    def settle(self, watch: CancelWatch | None = None) -> None:
         """Wait until every rank has answered a request that was cancelled. Returns at once when there is none.
 
         Raises:
@@ -310,7 +311,7 @@ class Pool:
         self.last_call = CallStats(total, sum(map(wire.nbytes, encoded.tensors)) - sum(map(wire.nbytes, fresh)))
         return Frame(Op.REQUEST, request, len(header), total)
 
-    def _collect(self, request: Request, watch: Watch | None, frame: Frame | None = None) -> None:
+    def _collect(self, request: Request, watch: CancelWatch | None, frame: Frame | None = None) -> None:
         """Send ``frame`` to every rank, where there is one, and wait until all have answered the request."""
         try:
             if frame is not None:

@@ -125,7 +125,7 @@ class PeerTransport(ExchangeTransport):
         self._plain: Transport | None = None  # in use where there was no memory to grow
         self._again = 0  # the exchange at which growing is tried again
         self._made = 0  # how often the slots were made anew, or left
-        self._watch = Watch(library, self)
+        self._watch = ExchangeWatch(library, self)
         self._use("kernel")
 
     def _use(self, method: Method) -> None:
@@ -286,7 +286,7 @@ class PeerTransport(ExchangeTransport):
         self._made += 1
 
 
-class Watch:
+class ExchangeWatch:
     """A thread that sees an exchange that does not end, and calls it off.
 
     It looks at words in main memory that the kernels write; it makes no CUDA call, so it never waits for the device.

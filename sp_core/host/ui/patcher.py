@@ -27,7 +27,7 @@ from .outgoing_options import OutgoingOptions, hooked, placed_too_late, with_own
 from .proxy_module import make_remote
 from .recipe import Recipe
 from .remote_model import RemoteModel, WorkerSession
-from .snapshot import Watch
+from .snapshot import SwapWatch
 
 
 class SPModelPatcher(comfy.model_patcher.ModelPatcher):
@@ -38,7 +38,7 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
     """
 
     sp: RemoteModel
-    watch: Watch
+    watch: SwapWatch
     late_callbacks: LateCallbacks
     shares: DeviceShares
     #: paths of the object patches inside the model that the workers have
@@ -220,7 +220,7 @@ def make_sp_patcher(
     outgoing = OutgoingOptions(given, known, departure)
     sp = RemoteModel(session, recipe, devices, plan, source.model_size(), keep_loaded, requested, departure, outgoing)
     base = _own_base_model(source)
-    watch = Watch(local, backup)
+    watch = SwapWatch(local, backup)
     base.diffusion_model = make_remote(local, local_class, plan, sp, watch, backup)
     departure.stand_in = weakref.ref(base.diffusion_model)
     # the ranks share the activations out, so ComfyUI may batch conditionings where one device could not
