@@ -150,11 +150,11 @@ def slowed(row: TransportRow, bandwidth: float, latency_s: float = 0.0) -> Trans
 #: a rank alone
 LOCAL = TransportRow("local", "accelerator", make_device_collective, plain=True)
 
-#: without a detour through main memory; ``transports/direct.py`` is another thing, what our own two have in common
-DIRECT = (
+#: each moves the tensors from where they are, without a detour through main memory
+UNSTAGED = (
     TransportRow("shm", "cpu", make_shm, needs=(one_host,), lacks=cpu_library),
     TransportRow("peer", "cuda", make_peer, needs=(one_host,), lacks=cuda_library),
     TransportRow("nccl", "accelerator", make_device_collective, needs=(has_device_backend,), plain=True),
     TransportRow("gloo", "cpu", make_gloo, needs=(gloo_backend,), plain=True),
 )
-TRANSPORTS = (*DIRECT, *(staged(row) for row in DIRECT if row.device == "cpu"))
+TRANSPORTS = (*UNSTAGED, *(staged(row) for row in UNSTAGED if row.device == "cpu"))

@@ -31,7 +31,7 @@ from ..native.gpu import GpuCalls, open_device
 from ..small_collectives import all_gather_ints, raise_together
 from ..transport import Slots, Transport
 from .collective import CollectiveTransport
-from .direct import ExchangeTransport, PreparedExchange
+from .exchange_transport import ExchangeTransport, PreparedExchange
 from .peer_memory import Lease, PeerMemory, Window, agree_on_exchange, rounded_slot, slot_count
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from ..native.build import load_cpu
 from ..native.cpu import ExchangeStatus, bind
 from ..small_collectives import all_gather_ints, raise_together
 from ..transport import Slots
-from .direct import ExchangeTransport, PreparedExchange, other_exchange
+from .exchange_transport import ExchangeTransport, PreparedExchange, other_exchange
 from .shm_slots import Slot, SlotPool
 
 #: milliseconds between two looks at the peers' health and at ``should_abort``
