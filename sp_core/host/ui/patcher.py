@@ -24,7 +24,7 @@ from .device_memory import DeviceShares
 from .known_objects import KnownObjects
 from .late_callbacks import LateCallbacks
 from .outgoing_options import OutgoingOptions, hooked, placed_too_late, with_own_patches
-from .proxy_module import make_remote
+from .proxy_module import make_stand_in
 from .recipe import Recipe
 from .remote_model import RemoteModel, WorkerSession
 from .snapshot import SwapWatch
@@ -221,7 +221,7 @@ def make_sp_patcher(
     sp = RemoteModel(session, recipe, devices, plan, source.model_size(), keep_loaded, requested, departure, outgoing)
     base = _own_base_model(source)
     watch = SwapWatch(local, backup)
-    base.diffusion_model = make_remote(local, local_class, plan, sp, watch, backup)
+    base.diffusion_model = make_stand_in(local, local_class, plan, sp, watch, backup)
     departure.stand_in = weakref.ref(base.diffusion_model)
     # the ranks share the activations out, so ComfyUI may batch conditionings where one device could not
     base.memory_usage_factor = source.model.memory_usage_factor / len(devices)

@@ -127,7 +127,7 @@ def _caller(method: str) -> Callable[..., Any]:
     return call
 
 
-def make_remote(
+def make_stand_in(
     local: torch.nn.Module, local_class: type, plan: SequencePlan, channel: Channel, watch: SwapWatch, backup: Mapping[str, Any]
 ) -> torch.nn.Module:
     """A stand-in for ``local`` that computes through ``channel``, where ``watch`` does not object.
