@@ -87,7 +87,7 @@ def test_outputs_that_are_kept_are_never_overwritten() -> None:
 
 
 def steady(rank: int, world_size: int) -> tuple[int, int]:
-    """Bytes held by the pool after 5 and after 60 rounds of what a model does."""
+    """Bytes of all slots after 5 and after 60 rounds of what a model does."""
     transport = ShmTransport.create()
     counts = shard_sizes(256, world_size)
     held = []
