@@ -20,7 +20,7 @@ from .control import Frame
 from .devices import WorkerDevice
 from .errors import Cancelled, WorkerDied, WorkerFailed, WorkerTimeout
 from .launcher import ServiceSpec, Workers
-from .links import POLL_S, Links
+from .links import Links
 from .protocol import Op
 from .request import Request, read_reply
 from .shared_buffer import SharedBuffer
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 #: at the end, a call that another thread waits for has this long to end by itself
 SHUTDOWN_GRACE_S = 0.5
+#: how often is looked whether the ranks have answered a cancelled request that a call waits for
+SETTLE_POLL_S = 0.2
 
 #: called while the pool waits; true asks for a cancel
 CancelWatch = Callable[["Pool"], bool]
@@ -256,7 +258,7 @@ class Pool:
                     pass  # not yet
                 except SPError as error:
                     log.warning("%s", error)
-            time.sleep(4 * POLL_S)
+            time.sleep(SETTLE_POLL_S)
 
     def settle(self, watch: CancelWatch | None = None) -> None:
         """Wait until every rank has answered a request that was cancelled. Returns at once when there is none.

@@ -141,7 +141,7 @@ def test_the_trace_of_a_failure_is_on_the_console_before_its_sentence(pool, monk
     """A person reads the console in order, and the prompt ends with the sentence."""
     written: list[str] = []
     monkeypatch.setattr(pool.workers._console, "_write", written.append)
-    monkeypatch.setattr(console, "POLL_S", 5.0)
+    monkeypatch.setattr(console, "LOG_POLL_S", 5.0)
     time.sleep(0.2)  # the reader's present pause ends
     for _ in range(3):
         written.clear()

@@ -37,7 +37,8 @@ from .peer_memory import Lease, PeerMemory, Window, agree_on_exchange, rounded_s
 log = logging.getLogger(__name__)
 
 Method = Literal["kernel", "copy"]
-_LOOK_S = 0.05
+#: how often is looked at what the kernels write
+_STATUS_POLL_S = 0.05
 _MOST_BLOCKS = 512
 #: bytes that are worth a block of their own
 _BLOCK_BYTES = 64 << 10
@@ -319,7 +320,7 @@ class ExchangeWatch:
 
     def _run(self) -> None:
         epoch, since = 0, 0.0
-        while not self._closing.wait(_LOOK_S):
+        while not self._closing.wait(_STATUS_POLL_S):
             started, completed = self._status.started, self._status.completed
             if started == completed or self._status.abort:
                 epoch = 0

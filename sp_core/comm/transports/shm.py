@@ -38,7 +38,7 @@ from .exchange_transport import ExchangeTransport, PreparedExchange, other_excha
 from .shm_slots import OwnSlots, Slot
 
 #: milliseconds between two looks at the peers' health and at ``should_abort``
-_LOOK_MS = 50
+_PEERS_POLL_MS = 50
 #: bytes; below this a copy is cheaper than lending a slot
 _COPY_BELOW = 32 << 10
 _FIRST_MAPPING = 2 << 20
@@ -192,7 +192,7 @@ class ShmTransport(ExchangeTransport):
     def _wait(self) -> None:
         deadline = time.monotonic() + self.timeout_s
         while True:
-            status = self._library.sp_advance(self._context, _LOOK_MS)
+            status = self._library.sp_advance(self._context, _PEERS_POLL_MS)
             if status == ExchangeStatus.DONE:
                 return
             if status != ExchangeStatus.WAITING:
