@@ -81,7 +81,7 @@ FAULTS = [
     ("error", 0, "Rank 0 failed: a fault that a test put there"),
     ("device lost", 1, r"Rank 1 failed: its device does not answer any more \(CUDA error: unspecified launch failure\)"),
     ("exit", LAST, rf"The worker of rank {LAST} ended unexpectedly \(exit code 7"),
-    ("hang", 1, f"Rank 1 made no progress for {TIMEOUT_S} s while computing a step of WanModel"),
+    ("hang", 1, f"Rank 1 made no progress for {TIMEOUT_S} s while computing a forward of WanModel"),
 ]
 
 

@@ -56,7 +56,7 @@ def _settled(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, ente
         differing = probing.settle() if probing is not None else []
         if not differing:
             return output, state
-        log.warning("%s began to compute in another way: this step is computed again, with whole data for it", " and ".join(differing))
+        log.warning("%s began to compute in another way: this forward is computed again, with whole data for it", " and ".join(differing))
         contents.put_back()
 
 
