@@ -67,6 +67,37 @@ def server(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
         yield server
 
 
+# -- a server of a module's own, where the tests harm it or want it otherwise; a module overrides what it wants otherwise ----------
+
+
+@pytest.fixture(scope="module")
+def own(comfyui: Path, own_base: Path, own_flags: tuple[str, ...], own_environment: dict[str, str]) -> Iterator[ComfyServer]:
+    """A server that only the tests of this module see."""
+    with ComfyServer(comfyui, own_base, "--cpu", *own_flags, environment=own_environment) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def own_base(base: Path) -> Path:
+    return base
+
+
+@pytest.fixture(scope="module")
+def own_flags() -> tuple[str, ...]:
+    return ()
+
+
+@pytest.fixture(scope="module")
+def own_environment() -> dict[str, str]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for what the servers and workers of this module leave: their TMPDIR, where the module says so."""
+    return tmp_path_factory.mktemp("temporary")
+
+
 @pytest.fixture
 def require(server: ComfyServer) -> Callable[[Case], None]:
     """Skips a case that asks for nodes or inputs which this ComfyUI does not have."""

@@ -44,15 +44,8 @@ TIMEOUT_S = 10
 
 
 @pytest.fixture(scope="module")
-def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tmp")
-
-
-@pytest.fixture(scope="module")
-def own(comfyui: Path, base: Path, temporary: Path) -> Iterator[ComfyServer]:
-    environment = {"TMPDIR": str(temporary), "SP_TIMEOUT_S": str(TIMEOUT_S)}
-    with ComfyServer(comfyui, base, "--cpu", environment=environment) as server:
-        yield server
+def own_environment(temporary: Path) -> dict[str, str]:
+    return {"TMPDIR": str(temporary), "SP_TIMEOUT_S": str(TIMEOUT_S)}
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,8 @@ import asyncio
 import json
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -23,9 +22,8 @@ TEXT, PICTURE = 3, (1, 4)
 
 
 @pytest.fixture(scope="module")
-def own(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
-    with ComfyServer(comfyui, base, "--cpu", "--preview-method", "latent2rgb") as server:
-        yield server
+def own_flags() -> tuple[str, ...]:
+    return ("--preview-method", "latent2rgb")
 
 
 @dataclass
