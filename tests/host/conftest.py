@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from distributed.longcat_ranks import enter_host
 from host.graphs import Case, nodes_of
 
 from sp_core.demo.comfy_server import ComfyServer, prepare_base
@@ -48,6 +50,16 @@ def comfyui() -> Path:
     path = find_comfyui()
     assert path is not None  # pytest_collection_modifyitems skipped the test
     return path
+
+
+@pytest.fixture(scope="module")
+def comfyui_here(comfyui: Path) -> Iterator[str]:
+    """The checkout, whose modules can be imported in this process while the tests of a module run."""
+    before = list(sys.path)
+    enter_host(str(comfyui))
+    with torch.inference_mode():
+        yield str(comfyui)
+    sys.path[:] = before
 
 
 @pytest.fixture(scope="session")
