@@ -24,10 +24,10 @@ from .device_memory import DeviceShares
 from .known_objects import KnownObjects
 from .late_callbacks import LateCallbacks
 from .outgoing_options import OutgoingOptions, hooked, placed_too_late, with_own_patches
-from .proxy_module import make_stand_in
 from .recipe import Recipe
 from .remote_model import RemoteModel, WorkerSession
 from .snapshot import SwapWatch
+from .stand_in import make_stand_in
 
 
 class SPModelPatcher(comfy.model_patcher.ModelPatcher):

@@ -90,7 +90,7 @@ class RemoteModel:
     """The computing of one patched MODEL: what its clones share, and what each of their calls goes through.
 
     Three callers: the patched MODEL (:class:`.patcher.SPModelPatcher`) tells when a sampling run begins and ends and asks about
-    memory; its stand-in for the diffusion model (:mod:`.proxy_module`) calls :meth:`forward` and :meth:`call`; the session reads
+    memory; its stand-in for the diffusion model (:mod:`.stand_in`) calls :meth:`forward` and :meth:`call`; the session reads
     what the workers need to load the model. :attr:`stats` is of the newest sampling run and is read by the report and the status.
 
     Args:
