@@ -73,7 +73,7 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def loaded_size(self) -> int:
         own = self.load_device if self.sp.shares(self.load_device) else None
-        return min(self.model_size(), self.sp.resident_bytes(own))
+        return min(self.model_size(), self.sp.bytes_on_devices(own))
 
     def partially_load(self, device_to: Any, extra_memory: Any = 0, force_patch_weights: bool = False) -> int:
         before = self.loaded_size()

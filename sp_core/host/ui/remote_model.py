@@ -141,7 +141,7 @@ class RemoteModel:
         self._pool_of_run = self._session.ensure(self)
         self._on_devices = frozenset(self.devices)
 
-    def resident_bytes(self, device: torch.device | None = None) -> int:
+    def bytes_on_devices(self, device: torch.device | None = None) -> int:
         """Bytes that a worker holds on ``device``, or on any device, as far as this process knows. Never waits."""
         there = any(device is None or worker.is_on(device) for worker in self._on_devices)
         return self.weight_bytes if there and self._session.holds(self) else 0

@@ -143,7 +143,7 @@ class Residency:
         show(Phase.COMPUTING)
 
     @contextlib.contextmanager
-    def as_loaded(self) -> Iterator[None]:
+    def unpatched(self) -> Iterator[None]:
         """Inside, the active model is without the objects that its patches put into it.
 
         Clones share the model: a node that wraps a forward which it finds must not find that of another branch.

@@ -70,7 +70,7 @@ class HostService:
         self.context.show(Phase.REPLAYING)
         # before others take their place in main memory
         self._residency.let_go_of_all_but(body["keep"])
-        with self._residency.as_loaded(), self._residency.progress_of_loading(body["weight_bytes"], comfy_memory.process_memory):
+        with self._residency.unpatched(), self._residency.progress_of_loading(body["weight_bytes"], comfy_memory.process_memory):
             patcher = self._replay.output(body["graph"], body["values"], body["node"], body["output_index"], body["list_index"])
         architecture = body["architecture"]
         model = vae.checked(patcher, architecture) if architecture in vae.PLANS else _checked(patcher, architecture)
