@@ -78,9 +78,9 @@ class ExchangedAttention:
         #: the override of another node, which computes the local attention
         self.users = self.options.get(OVERRIDE)
         #: its name where it has to get all heads
-        self.whole: str | None = None
+        self.whole_name: str | None = None
         if isinstance(found := self.users, WholeOverride):
-            self.users, self.whole = found.users, found.name
+            self.users, self.whole_name = found.users, found.name
             self.options[OVERRIDE] = found.users
 
     def __call__(
@@ -111,12 +111,12 @@ class ExchangedAttention:
 
     def _way(self, mask: Any) -> Callable[..., Tensor]:
         """How this call is computed."""
-        if self.whole is None or self.sequence.ring is not None:
+        if self.whole_name is None or self.sequence.ring is not None:
             return self.exchanged
         probing = self.state.probing
         if probing is None or isinstance(mask, HeldMask):
             return self._on_all_heads
-        site = probing.site(self.where, self.whole)
+        site = probing.site(self.where, self.whole_name)
         if site.apart:
             return partial(shared_heads, self, site)
         return partial(probed_heads, self, site) if site.unprobed else partial(self._on_all_heads, why=site.why_whole)
@@ -139,8 +139,8 @@ class ExchangedAttention:
         self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Attend, why: str = ""
     ) -> Tensor:
         """All heads of all tokens on every rank, in the model's order, so that the mask fits as it came."""
-        assert self.whole is not None
-        self.state.note_whole(self.whole, why)
+        assert self.whole_name is not None
+        self.state.note_whole(self.whole_name, why)
         return self.own_tokens(local(*self.all_heads(q_BtHD, k_BtHD, v_BtHD, mask)))
 
     def all_heads(self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any) -> tuple[Any, ...]:

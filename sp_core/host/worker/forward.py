@@ -33,7 +33,7 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
         call: the same on every rank.
         enter_block: called before each block; see :class:`sp_core.plans.Engine`.
     """
-    if model.whole is not None:
+    if model.alone is not None:
         return _run_alone(model, call, enter_block)
     if groups.cfg is not None:
         call = cfg_split.part_of_call(call, groups.cfg.rank, groups.cfg.world_size)

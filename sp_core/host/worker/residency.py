@@ -45,7 +45,7 @@ class LoadedModel:
     patcher: Any
     plan: SequencePlan
     #: name of a pack's class that computes in the place of the model's, so that the forward cannot be shared out
-    whole: str | None = None
+    alone: str | None = None
     #: the sampling run that has begun with this model on this rank, and is not over
     run: int | None = None
     #: what this run has found out about code of other packs; None outside of a run

@@ -111,7 +111,7 @@ class HostService:
             "exchange_s": self._decider.exchange_s(stats),
             "exchange_bytes": stats.bytes_sent,
             "exchanges": stats.exchanges,
-            "decision": choice.line(state.describe(), transport.name) + ("" if model.whole is None else computed_alone(model.whole)),
+            "decision": choice.line(state.describe(), transport.name) + ("" if model.alone is None else computed_alone(model.alone)),
             "whole": state.got_whole,
             "why_whole": state.why_whole,
             "apart": state.apart,
