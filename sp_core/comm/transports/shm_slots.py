@@ -14,7 +14,7 @@ from dataclasses import dataclass
 _POPULATE_WRITE = 23
 _HUGE_PAGE = 2 << 20
 _SMALLEST = 64 << 10
-#: a free slot that was not wanted for so many requests goes back to the system
+#: a free slot that was not wanted by so many takes goes back to the system
 _IDLE_TAKES = 16
 
 
