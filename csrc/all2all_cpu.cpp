@@ -27,7 +27,7 @@
 namespace {
 
 constexpr uint64_t kMagic = 0x3130656772616863;
-constexpr int kRing = 4;  // of the last exchanges: at most three are in use, e to e + 2
+constexpr int kEpochs = 4;  // kept of the last exchanges: at most three are in use, e to e + 2
 constexpr int kSignatureBytes = 384;
 constexpr int kMaxTensors = 8;
 constexpr int kMessageBytes = 768;
@@ -54,9 +54,9 @@ struct Header {
   std::atomic<uint32_t> asleep;
   alignas(64) std::atomic<uint64_t> entered;
   std::atomic<uint32_t> state;
-  alignas(64) Grant grants[kRing][2];  // [0] granted ahead, [1] granted on entry because [0] was too small
+  alignas(64) Grant grants[kEpochs][2];  // [0] granted ahead, [1] granted on entry because [0] was too small
   Arrival arrived[sp::kMaxWorld];
-  char signature[kRing][kSignatureBytes];
+  char signature[kEpochs][kSignatureBytes];
   char message[kMessageBytes];
 };
 
@@ -81,7 +81,7 @@ struct Context {
 
 Header* own(Context* c) { return c->peers[c->rank].header; }
 
-void ring(Header* header, bool always) {
+void ring_bell(Header* header, bool always) {
   const uint32_t count = header->bell.fetch_add(1) + 1;
   if (!always) {
     if (header->asleep.load() == 0) return;
@@ -90,8 +90,8 @@ void ring(Header* header, bool always) {
   syscall(SYS_futex, &header->bell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
-// Sleeps until `rings` more rings after `seen`, or for the time given. Returns false on time-out.
-bool wait_for_ring(Header* header, uint32_t seen, uint32_t rings, int64_t nanoseconds) {
+// Sleeps until the bell has rung `rings` times after `seen`, or for the time given. Returns false on time-out.
+bool wait_for_bell(Header* header, uint32_t seen, uint32_t rings, int64_t nanoseconds) {
   header->wake_at.store(seen + rings, std::memory_order_relaxed);
   header->asleep.store(1);
   bool woken = true;
@@ -125,7 +125,7 @@ bool ensure_mapped(Peer& peer, uint64_t end) {
 }
 
 const Grant* find_grant(const Header* header, uint64_t epoch, uint64_t need) {
-  const Grant* pair = header->grants[epoch % kRing];
+  const Grant* pair = header->grants[epoch % kEpochs];
   for (int second = 1; second >= 0; --second)
     if (pair[second].epoch.load(std::memory_order_acquire) == epoch && pair[second].capacity >= need) return &pair[second];
   return nullptr;
@@ -156,6 +156,29 @@ void copy_rows(const Job* jobs, int count, const char* source) {
   }
 }
 
+// Copies every tensor's part for each of `count` receivers into its slot; a receiver without a slot gets nothing.
+void copy_tensors(Context* c, const int* ready, char* const* slots, int count) {
+  for (int tensor = 0; tensor < c->exchange.tensors; ++tensor) {
+    Job jobs[sp::kMaxWorld];
+    int used = 0;
+    for (int i = 0; i < count; ++i) {
+      if (slots[i] == nullptr) continue;
+      const sp::Copy copy =
+          sp::copy_between(c->exchange, c->rank, ready[i], tensor, c->source_batch[tensor], c->source_token[tensor]);
+      // rows of a gather belong to one receiver each
+      if (c->exchange.kind == sp::kGatherHeads) {
+        const Job job = {sp::merged(copy), slots[i]};
+        copy_rows(&job, 1, c->sources[tensor]);
+      } else {
+        jobs[used++] = {copy, slots[i]};
+      }
+    }
+    if (c->exchange.kind == sp::kAllGather)
+      for (int i = 0; i < used; ++i) jobs[i].copy = sp::merged(jobs[i].copy);
+    if (used > 0) copy_rows(jobs, used, c->sources[tensor]);
+  }
+}
+
 // Writes to every rank that has granted a slot. Returns kDone if all have been served.
 int push(Context* c) {
   int ready[sp::kMaxWorld], count = 0, status = kDone;
@@ -182,30 +205,12 @@ int push(Context* c) {
     ready[count++] = to;
   }
   if (count == 0) return status;
-  for (int tensor = 0; tensor < c->exchange.tensors; ++tensor) {
-    Job jobs[sp::kMaxWorld];
-    int used = 0;
-    for (int i = 0; i < count; ++i) {
-      if (slots[i] == nullptr) continue;
-      const sp::Copy copy =
-          sp::copy_between(c->exchange, c->rank, ready[i], tensor, c->source_batch[tensor], c->source_token[tensor]);
-      // rows of a gather belong to one receiver each
-      if (c->exchange.kind == sp::kGatherHeads) {
-        const Job job = {sp::merged(copy), slots[i]};
-        copy_rows(&job, 1, c->sources[tensor]);
-      } else {
-        jobs[used++] = {copy, slots[i]};
-      }
-    }
-    if (c->exchange.kind == sp::kAllGather)
-      for (int i = 0; i < used; ++i) jobs[i].copy = sp::merged(jobs[i].copy);
-    if (used > 0) copy_rows(jobs, used, c->sources[tensor]);
-  }
+  copy_tensors(c, ready, slots, count);
   for (int i = 0; i < count; ++i) {
     Header* header = c->peers[ready[i]].header;
     c->sent[ready[i]] = true;
     header->arrived[c->rank].epoch.store(c->epoch, std::memory_order_release);
-    if (ready[i] != c->rank) ring(header, false);
+    if (ready[i] != c->rank) ring_bell(header, false);
   }
   return status;
 }
@@ -213,7 +218,7 @@ int push(Context* c) {
 // Looks at everybody; `missing` becomes the number of ranks that have not arrived, at least 1 while anything is unsent.
 int survey(Context* c, uint32_t* missing) {
   *missing = 0;
-  const char* mine = own(c)->signature[c->epoch % kRing];
+  const char* mine = own(c)->signature[c->epoch % kEpochs];
   bool unsent = false;
   int failed = -1;
   for (int r = 0; r < c->world; ++r) {
@@ -221,7 +226,7 @@ int survey(Context* c, uint32_t* missing) {
     const bool arrived = own(c)->arrived[r].epoch.load(std::memory_order_acquire) >= c->epoch;
     // who has entered has told what it brings; a rank of another shape may never be able to arrive
     if (arrived || header->entered.load(std::memory_order_acquire) >= c->epoch) {
-      if (memcmp(header->signature[c->epoch % kRing], mine, kSignatureBytes) != 0) {
+      if (memcmp(header->signature[c->epoch % kEpochs], mine, kSignatureBytes) != 0) {
         c->culprit = r;
         return kMismatch;
       }
@@ -281,7 +286,7 @@ void sp_tell(Context* c, int failed, const char* message) {
   if (header->state.load() != kOpen) return;
   strncpy(header->message, message, kMessageBytes - 1);
   header->state.store(failed ? kFailed : kClosed);
-  for (int r = 0; r < c->world; ++r) ring(c->peers[r].header, true);
+  for (int r = 0; r < c->world; ++r) ring_bell(c->peers[r].header, true);
 }
 
 void sp_leave(Context* c) {
@@ -292,13 +297,13 @@ void sp_leave(Context* c) {
 
 // Lets everybody write `capacity` bytes at `offset` of the own file in exchange `epoch`.
 void sp_grant(Context* c, uint64_t epoch, int second, uint64_t offset, uint64_t capacity) {
-  Grant& grant = own(c)->grants[epoch % kRing][second];
+  Grant& grant = own(c)->grants[epoch % kEpochs][second];
   grant.offset = offset;
   grant.capacity = capacity;
   grant.epoch.store(epoch, std::memory_order_release);
   if (!second) return;  // nobody can wait for a slot that was granted ahead
   for (int r = 0; r < c->world; ++r)
-    if (r != c->rank) ring(c->peers[r].header, false);
+    if (r != c->rank) ring_bell(c->peers[r].header, false);
 }
 
 // Begins an exchange. Sources must stay valid until sp_advance returns something other than kWaiting.
@@ -313,7 +318,7 @@ void sp_start(Context* c, uint64_t epoch, const sp::Exchange* exchange, const ch
     c->source_token[i] = source_token[i];
   }
   Header* header = own(c);
-  strncpy(header->signature[epoch % kRing], signature, kSignatureBytes - 1);
+  strncpy(header->signature[epoch % kEpochs], signature, kSignatureBytes - 1);
   header->entered.store(epoch, std::memory_order_release);
 }
 
@@ -329,7 +334,7 @@ int sp_advance(Context* c, int milliseconds) {
     if (status != kWaiting) return status;
     const int64_t left = deadline - now_nanoseconds();
     // a sender that waits for a slot must see every ring; one that waits for arrivals only the last
-    if (left <= 0 || !wait_for_ring(own(c), seen, pushed == kDone ? missing : 1, left)) return kWaiting;
+    if (left <= 0 || !wait_for_bell(own(c), seen, pushed == kDone ? missing : 1, left)) return kWaiting;
   }
 }
 
@@ -342,7 +347,7 @@ uint32_t sp_late(Context* c) {
 }
 
 int sp_culprit(Context* c) { return c->culprit; }
-const char* sp_signature(Context* c, int rank) { return c->peers[rank].header->signature[c->epoch % kRing]; }
+const char* sp_signature(Context* c, int rank) { return c->peers[rank].header->signature[c->epoch % kEpochs]; }
 const char* sp_message(Context* c, int rank) { return c->peers[rank].header->message; }
 
 }  // extern "C"

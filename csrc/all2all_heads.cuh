@@ -33,11 +33,11 @@ constexpr int kThreads = SP_THREADS;
 constexpr int kUnroll = 4;
 constexpr int kMaxBlocks = 512;  // and so at most 257 from one rank to one peer
 constexpr int kMaxTensors = 8;
-constexpr int kRing = 4;
+constexpr int kEpochs = 4;       // whose grants are kept
 
 // In device memory of each rank, written by its peers.
 struct Control {
-  uint64_t grants[kRing][sp::kMaxWorld];             // by owner of the slot: epoch << 8 | slot
+  uint64_t grants[kEpochs][sp::kMaxWorld];           // by owner of the slot: epoch << 8 | slot
   uint64_t arrived[sp::kMaxWorld][kMaxBlocks];       // by source and block: epoch << 32 | signature
 };
 
@@ -159,13 +159,13 @@ SP_KERNEL void __launch_bounds__(kThreads, 2) push_kernel(const __grid_constant_
   if (blockIdx.x == 0) {
     if (threadIdx.x == 0) *static_cast<volatile uint32_t*>(&p.status->started) = p.epoch;
     const uint64_t next = static_cast<uint64_t>(p.epoch) + 1;
-    if (threadIdx.x < world) store_release(&control_of(p, threadIdx.x)->grants[next % kRing][p.rank], next << 8 | p.next_slot);
+    if (threadIdx.x < world) store_release(&control_of(p, threadIdx.x)->grants[next % kEpochs][p.rank], next << 8 | p.next_slot);
   }
   if (threadIdx.x == 0) {
     uint64_t grant;
     if (p.fixed_slot >= 0) {
       slot = p.fixed_slot;
-    } else if (wait_for(&control_of(p, p.rank)->grants[p.epoch % kRing][share.peer], 8, p.epoch, p.status, &grant)) {
+    } else if (wait_for(&control_of(p, p.rank)->grants[p.epoch % kEpochs][share.peer], 8, p.epoch, p.status, &grant)) {
       slot = static_cast<int>(grant & 0xff);
     } else {
       slot = -1;

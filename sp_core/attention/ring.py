@@ -23,7 +23,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..comm.ring import Ring, block_bytes
+from ..comm.ring_shift import Ring, block_bytes
 from ..comm.transport import Transport
 from .local import AttentionWithLse, attention_with_lse, merge
 from .masks import as_BHqk, check_mask, level_rows, narrow_mask

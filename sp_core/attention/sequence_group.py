@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..comm.ring import Ring
+from ..comm.ring_shift import Ring
 from ..comm.transport import Transport, TransportStats
 from .local import attention_with_lse
 from .ring import usp_attention

@@ -7,24 +7,18 @@ end; the two forms take turns, so that a busy machine is equally busy for both.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
-import statistics
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from multiprocessing.queues import SimpleQueue
-from pathlib import Path
+from functools import partial
 
 import torch
-import torch.distributed as dist
 
 from ..attention.partial import exchanged_cross_attention, partial_cross_attention
 from ..comm.transport import Transport
 from ..comm.transports.collective import CollectiveTransport
 from ..layout import shard_sizes
+from .ranks import rows_of_ranks, span_ms
+from .turns import turns
 
 #: LTX-2: audio queries, heads, head_dim
 QUERIES, HEADS, HEAD_DIM = 126, 32, 64
@@ -56,42 +50,40 @@ def compare(transport: Transport, tokens: int, dtype: torch.dtype = torch.bfloat
     generator.manual_seed(transport.rank + 1)
     keys, values = (torch.randn(1, counts[transport.rank], HEADS, HEAD_DIM, generator=generator).to(device, dtype) for _ in range(2))
 
-    def call(form: Callable) -> tuple[torch.Tensor, float, int]:
-        before = transport.stats.bytes_sent
-        dist.barrier()
-        started = time.perf_counter()
-        out = form(query, keys, values, transport, counts)
-        if out.is_cuda:
-            torch.cuda.synchronize(out.device)
-        ended = time.perf_counter()
-        # one machine, one clock
-        span = torch.tensor([-started, ended], dtype=torch.float64)
-        dist.all_reduce(span, dist.ReduceOp.MAX)
-        return out, float(span.sum()) * 1e3, transport.stats.bytes_sent - before
+    forms = {"partial": partial_cross_attention, "exchanged": exchanged_cross_attention}
+    out: dict[str, torch.Tensor] = {}
+    sent: dict[str, int] = {}
 
-    forms = (partial_cross_attention, exchanged_cross_attention)
-    runs = [[call(form) for form in forms] for _ in range(WARM_UP + SAMPLES)]
-    partial_ms, exchanged_ms = (statistics.median(run[index][1] for run in runs[WARM_UP:]) for index in range(2))
-    (partial, _, partial_bytes), (exchanged, _, exchanged_bytes) = runs[-1]
-    difference = float((partial.float() - exchanged.float()).abs().max() / exchanged.float().abs().max())
-    return CrossRow(tokens, str(dtype).removeprefix("torch."), partial_ms, exchanged_ms, partial_bytes, exchanged_bytes, difference)
+    def sample(name: str) -> float:
+        def call() -> None:
+            out[name] = forms[name](query, keys, values, transport, counts)
+
+        before = transport.stats.bytes_sent
+        took_ms = span_ms(call, query.device)
+        sent[name] = transport.stats.bytes_sent - before
+        return took_ms
+
+    medians_ms = turns({name: partial(sample, name) for name in forms}, SAMPLES, WARM_UP)
+    difference = float((out["partial"].float() - out["exchanged"].float()).abs().max() / out["exchanged"].float().abs().max())
+    return CrossRow(
+        tokens=tokens,
+        dtype=str(dtype).removeprefix("torch."),
+        partial_ms=medians_ms["partial"],
+        exchanged_ms=medians_ms["exchanged"],
+        partial_bytes=sent["partial"],
+        exchanged_bytes=sent["exchanged"],
+        difference=difference,
+    )
 
 
 def measure(ranks: int, lengths: Sequence[int] = TOKENS) -> list[CrossRow]:
     """Spawns CPU ranks joined by gloo, measures every length, returns rank 0's rows."""
-    context = multiprocessing.get_context("spawn")
-    results: SimpleQueue = context.SimpleQueue()
-    with tempfile.TemporaryDirectory(prefix="sp_bench_") as directory:
-        processes = [
-            context.Process(target=_run_rank, args=(rank, ranks, directory, tuple(lengths), results), daemon=True) for rank in range(ranks)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        if any(process.exitcode for process in processes):
-            raise RuntimeError(f"ranks ended with {[process.exitcode for process in processes]}")
-        return results.get()
+    return list(rows_of_ranks(ranks, "gloo", _rows_of_lengths, tuple(lengths)))
+
+
+def _rows_of_lengths(directory: str, lengths: tuple[int, ...]) -> Iterator[CrossRow]:
+    for tokens in lengths:
+        yield compare(CollectiveTransport(), tokens)
 
 
 def format_rows(rows: Sequence[CrossRow]) -> list[str]:
@@ -112,18 +104,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     print("\n".join(format_rows(measure(options.ranks))))
     return 0
-
-
-def _run_rank(rank: int, world_size: int, directory: str, lengths: tuple[int, ...], results: SimpleQueue) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(directory) / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=5))
-    rows = [compare(CollectiveTransport(), tokens) for tokens in lengths]
-    if rank == 0:
-        results.put(rows)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ from typing import Any
 
 from ..demo.comfy_server import ComfyServer
 from ..demo.machine_line import machine_line
-from .measure import AllAgainstOne, comfyui, seconds_of, threads_of_all, turns
+from .all_against_one import AllAgainstOne, threads_of_all
+from .prompts import comfyui, seconds_of
+from .turns import turns
 
 SAMPLES = 5
 #: kind -> (title, latent: channels, frames, height, width)

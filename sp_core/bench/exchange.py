@@ -11,19 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
-import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from multiprocessing.process import BaseProcess
-from multiprocessing.queues import Queue
-from pathlib import Path
-from queue import Empty
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -34,6 +25,8 @@ from ..comm.registry import TRANSPORTS, TransportSpec
 from ..comm.small_collectives import all_gather_ints
 from ..comm.transport import Transport
 from ..layout import shard_sizes
+from .ranks import rows_of_ranks, span_ms
+from .turns import turns
 
 #: (name, (B, T, H, D)) of self-attention in models of interest, at sizes that are divided by :func:`scaled_shapes`
 SHAPES = (
@@ -121,54 +114,21 @@ def measure(ranks: int, device: str, only: str = "") -> Iterator[Row]:
     Raises:
         RuntimeError: a rank ended early; its own error is on stderr.
     """
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    with tempfile.TemporaryDirectory(prefix="sp_bench_") as directory:
-        arguments = (ranks, directory, device, only, results)
-        processes = [context.Process(target=_run_rank, args=(rank, *arguments), daemon=True) for rank in range(ranks)]
-        for process in processes:
-            process.start()
-        try:
-            while (row := _next_row(results, processes)) is not None:
-                yield row
-        finally:
-            for process in processes:
-                process.join(10)
-                process.kill()
+    yield from rows_of_ranks(ranks, "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", _rows_of_shapes, device, only)
 
 
-def _next_row(results: Queue, processes: Sequence[BaseProcess]) -> Row | None:
-    while True:
-        try:
-            return results.get(timeout=1)
-        except Empty:
-            if any(process.exitcode for process in processes):
-                raise RuntimeError(f"ranks ended with {[process.exitcode for process in processes]}") from None
-
-
-def _run_rank(rank: int, world_size: int, directory: str, device: str, only: str, results: Queue) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(directory) / "store"), world_size)
-    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=5))
-    try:
-        if device == "cuda":
-            torch.cuda.set_device(_device(device, rank))
-        transports = _transports(_device(device, rank), directory)
-        for name, shape in scaled_shapes(world_size):
-            if only.lower() not in name.lower():
-                continue
-            row = _measure_shape(name, shape, torch.bfloat16, transports, _device(device, rank))
-            if rank == 0:
-                results.put(row)
-        if rank == 0:
-            results.put(None)
-        all_gather_ints(None, [0])
-        for transport in transports.values():
-            transport.close()
-    finally:
-        dist.destroy_process_group()
+def _rows_of_shapes(directory: str, kind: str, only: str) -> Iterator[Row]:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    device = _device(kind, rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    transports = _transports(device, directory)
+    for name, shape in scaled_shapes(world_size):
+        if only.lower() in name.lower():
+            yield _measure_shape(name, shape, torch.bfloat16, transports, device)
+    all_gather_ints(None, [0])
+    for transport in transports.values():
+        transport.close()
 
 
 def _device(kind: str, rank: int) -> torch.device:
@@ -209,35 +169,17 @@ def _measure_shape(name: str, shape: tuple[int, ...], dtype: torch.dtype, transp
         for buffer, tensor in zip(buffers, sources, strict=True):
             buffer.copy_(tensor)
 
-    methods: dict[str, Callable[[], object]] = {key: lambda t=transport: block(t) for key, transport in transports.items()}  # type: ignore[misc]
+    methods: dict[str, Callable[[], object]] = {key: partial(block, transport) for key, transport in transports.items()}
     methods["memcpy"] = copy
     size = sum(tensor.numel() * tensor.element_size() for tensor in sources)
     repeats = max(1, min(50, SAMPLE_BYTES // max(size, 1)))
     reference = block(next(iter(transports.values())))
     exact = all(torch.equal(a, b) for transport in transports.values() for a, b in zip(reference, block(transport), strict=True))
     del reference
-    samples: dict[str, list[float]] = {key: [] for key in methods}
-    for number in range(WARM_UP + SAMPLES):
-        for key, method in methods.items():
-            took = _sample(method, repeats, device)
-            if number >= WARM_UP:
-                samples[key].append(took)
+    timed = {key: partial(span_ms, method, device, repeats) for key, method in methods.items()}
+    medians = {key: took_ms / repeats for key, took_ms in turns(timed, SAMPLES, WARM_UP).items()}
     exact = all(flag for (flag,) in all_gather_ints(None, [exact]))
-    medians = {key: statistics.median(times) / repeats for key, times in samples.items()}
     return Row(name, list(shape), str(dtype).removeprefix("torch."), world_size, size, exact, medians)
-
-
-def _sample(method: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Milliseconds from the first rank's start to the last rank's end. Collective."""
-    all_gather_ints(None, [0])
-    started = time.monotonic_ns()
-    for _ in range(repeats):
-        method()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    ended = time.monotonic_ns()
-    spans = all_gather_ints(None, [started, ended])
-    return (max(end for _, end in spans) - min(start for start, _ in spans)) / 1e6
 
 
 if __name__ == "__main__":

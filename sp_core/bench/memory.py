@@ -22,8 +22,8 @@ from statistics import mean
 from ..demo.comfy_server import ComfyServer
 from ..demo.machine_line import machine_line
 from ..demo.tiny import shrink
-from .measure import comfyui
 from .models import LARGE, LARGE_CHECKPOINT, ONE_STEP
+from .prompts import comfyui
 
 #: what must be free on the disk: the checkpoint, and something to spare
 _DISK_BYTES = 3 << 30

@@ -21,8 +21,9 @@ from ..demo.tiny import shrink
 from ..pool.devices import parse_devices
 from ..reference import ReferenceConfig
 from ..reference.sample import Inputs, forward, open_pool, step_arguments
-from .measure import comfyui, seconds_of, turns
 from .models import ONE_STEP
+from .prompts import comfyui, seconds_of
+from .turns import turns
 
 SAMPLES = 15
 _WARM_UP = 3

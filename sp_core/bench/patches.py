@@ -10,20 +10,21 @@ import argparse
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 from ..demo.comfy_server import ComfyServer
 from ..demo.machine_line import machine_line
-from ..demo.tiny import shrink
 from ..settings import TRUST_PATCHES
-from .measure import comfyui, seconds_of
 from .models import STEP_CHECKPOINTS, STEP_WORKFLOWS
+from .prompts import StepSeconds, comfyui, step_seconds
+from .turns import taken_in_turns
 
 SAMPLES = 7
 #: steps of the two prompts whose difference is the time of later steps
-FEW, MANY = 1, 6
+STEPS = (1, 6)
 PATCHES = "SPDemoPatches"
 
 
@@ -60,29 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measured(server: ComfyServer, trusting: ComfyServer, workers: int, samples: int) -> tuple[list[Row], float]:
     """The rows, and the ratio of later steps, probed to trusted."""
-    tiny = STEP_WORKFLOWS[0]
-    prompt, seeds = tiny.load(), itertools.count()
-
-    def seconds(host: ComfyServer, patched: bool) -> Callable[[], tuple[float, float]]:
-        def measure() -> tuple[float, float]:
-            took = []
-            for steps in (FEW, MANY):
-                sized = replace(tiny, inputs={**tiny.inputs, "steps": steps})
-                graph = shrink(prompt, sized, f"cpu:{workers}", next(seeds), "bench").prompt
-                took.append(seconds_of(host, with_patches(graph) if patched else graph))
-            return took[0], (took[1] - took[0]) / (MANY - FEW)
-
-        return measure
-
-    ways = {"unpatched": seconds(server, False), "probed": seconds(server, True), "trusted": seconds(trusting, True)}
-    taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    for number in range(samples + 1):
-        for way, measure in ways.items():
-            value = measure()
-            if number:
-                taken[way].append(value)
-    rows = [Row(way, median(first for first, _ in found), median(later for _, later in found)) for way, found in taken.items()]
-    ratios = [probed[1] / trusted[1] for probed, trusted in zip(taken["probed"], taken["trusted"], strict=True)]
+    measure = partial(step_seconds, tiny=STEP_WORKFLOWS[0], devices=f"cpu:{workers}", seeds=itertools.count(), steps=STEPS)
+    ways: dict[str, Callable[[], StepSeconds]] = {
+        "unpatched": partial(measure, server),
+        "probed": partial(measure, server, change=with_patches),
+        "trusted": partial(measure, trusting, change=with_patches),
+    }
+    taken = taken_in_turns(ways, samples)
+    rows = [Row(way, median(took.first_s for took in found), median(took.later_s for took in found)) for way, found in taken.items()]
+    ratios = [probed.later_s / trusted.later_s for probed, trusted in zip(taken["probed"], taken["trusted"], strict=True)]
     return rows, median(ratios)
 
 

@@ -12,23 +12,25 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from ..demo.comfy_server import ComfyServer
 from ..demo.machine_line import machine_line
-from ..demo.tiny import Tiny, shrink
+from ..demo.tiny import Tiny
 from ..pool.devices import parse_devices
 from ..reference import ReferenceConfig
 from ..reference.sample import Inputs, local, pooled, step_arguments
-from .measure import AllAgainstOne, comfyui, seconds_of, threads_of_all, turns
+from .all_against_one import AllAgainstOne, threads_of_all
 from .models import STEP_CHECKPOINTS, STEP_WORKFLOWS
+from .prompts import comfyui, step_seconds
+from .turns import turns
 
 SAMPLES = 5
 #: a step's time in a prompt is the difference of prompts with these many steps
-FEW, MANY = 1, 4
+STEPS = (1, 4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,18 +99,10 @@ def _timed(call: Callable[[], object]) -> Callable[[], float]:
 
 def host_row(server: ComfyServer, tiny: Tiny, workers: int, samples: int = SAMPLES) -> Row:
     """A step inside a prompt: the host's sampler, guider and all."""
-    prompt = tiny.load()
     seeds = itertools.count()
 
     def seconds(devices: str | None) -> Callable[[], float]:
-        def measure() -> float:
-            took = []
-            for steps in (FEW, MANY):
-                sized = replace(tiny, inputs={**tiny.inputs, "steps": steps})
-                took.append(seconds_of(server, shrink(prompt, sized, devices, next(seeds), "bench").prompt))
-            return (took[1] - took[0]) / (MANY - FEW)
-
-        return measure
+        return lambda: step_seconds(server, tiny, devices, seeds, STEPS).later_s
 
     medians = turns({"one": seconds(None), "all": seconds(f"cpu:{workers}")}, samples)
     return _row(tiny.title, tiny.tokens, workers, medians)

@@ -106,14 +106,14 @@ def facts_of(group: dist.ProcessGroup | None, device: torch.device, rows: Sequen
     reasons = {row.name: row.lacks() for row in rows if row.lacks is not None and row.moves({device.type})}
     return Facts(
         device=device.type,
-        host_id=host_id(),
+        machine_id=machine_id(),
         gpu=gpu,
         backends=str(dist.get_backend(group)) if group is not None or dist.is_initialized() else "",
         lacks={name: reason for name, reason in reasons.items() if reason},
     )
 
 
-def host_id() -> str:
+def machine_id() -> str:
     """Equal for processes of one boot that can name each other by process number, which sharing memory takes."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

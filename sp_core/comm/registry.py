@@ -34,7 +34,7 @@ class Facts:
     """What one rank knows about itself."""
 
     device: str  #: type of its device: "cpu", "cuda", ...
-    host_id: str  #: equal for processes that can share memory
+    machine_id: str  #: equal for processes that can share memory
     gpu: str = ""  #: which GPU, where there is one
     backends: str = "gloo"  #: of the process group
     #: name of a transport -> why this rank cannot take part in it
@@ -84,15 +84,15 @@ class TransportRow:
         return next((f"rank {rank}: {fact.lacks[self.name]}" for rank, fact in enumerate(facts) if self.name in fact.lacks), "")
 
 
-def one_host(facts: Sequence[Facts]) -> str:
-    far = next((rank for rank, fact in enumerate(facts) if fact.host_id != facts[0].host_id), None)
+def one_machine(facts: Sequence[Facts]) -> str:
+    far = next((rank for rank, fact in enumerate(facts) if fact.machine_id != facts[0].machine_id), None)
     return "" if far is None else f"rank {far} is on another machine than rank 0, or in another container"
 
 
 def has_device_backend(facts: Sequence[Facts]) -> str:
     if not all(any(name in fact.backends for name in ("nccl", "xccl")) for fact in facts):
         return "the process group has no device backend"
-    gpus = {(fact.host_id, fact.gpu) for fact in facts}
+    gpus = {(fact.machine_id, fact.gpu) for fact in facts}
     return "two ranks share a GPU" if len(gpus) < len(facts) else ""
 
 
@@ -150,11 +150,11 @@ def slowed(row: TransportRow, bandwidth: float, latency_s: float = 0.0) -> Trans
 #: a rank alone
 LOCAL = TransportRow("local", "accelerator", make_device_collective, plain=True)
 
-#: without a detour through main memory; ``transports/direct.py`` is another thing, what our own two have in common
-DIRECT = (
-    TransportRow("shm", "cpu", make_shm, needs=(one_host,), lacks=cpu_library),
-    TransportRow("peer", "cuda", make_peer, needs=(one_host,), lacks=cuda_library),
+#: each moves the tensors from where they are, without a detour through main memory
+UNSTAGED = (
+    TransportRow("shm", "cpu", make_shm, needs=(one_machine,), lacks=cpu_library),
+    TransportRow("peer", "cuda", make_peer, needs=(one_machine,), lacks=cuda_library),
     TransportRow("nccl", "accelerator", make_device_collective, needs=(has_device_backend,), plain=True),
     TransportRow("gloo", "cpu", make_gloo, needs=(gloo_backend,), plain=True),
 )
-TRANSPORTS = (*DIRECT, *(staged(row) for row in DIRECT if row.device == "cpu"))
+TRANSPORTS = (*UNSTAGED, *(staged(row) for row in UNSTAGED if row.device == "cpu"))

@@ -12,7 +12,7 @@ from .. import settings
 from ..planner.cost import MeasuredRates
 from .facts import gather
 from .heatmap import heat_map
-from .links import chosen_devices, measure_links
+from .measuring_pool import chosen_devices, measure_links
 from .text import as_text
 from .verdict import expectations, verdict
 

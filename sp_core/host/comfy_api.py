@@ -1,7 +1,7 @@
-"""The port to ComfyUI: what differs between its versions, and what is private to it.
+"""What this extension uses of ComfyUI that differs between its versions, or is private to it.
 
 Other files of ``host``, ``models`` and ``demo`` import modules that ComfyUI's node packs use too (its ModelPatcher, its list of
-nodes), and ``worker/comfy_memory.py`` is the port to its memory management. Not to be mistaken for ComfyUI's own package
+nodes), and ``worker/comfy_memory.py`` does so for its memory management. Not to be mistaken for ComfyUI's own package
 ``comfy_api``, by which the nodes are declared. Supported are ComfyUI 0.20.1 to 0.33. Each function names what it relies on, and
 its test says in a sentence what a ComfyUI has changed (``tests/host``). The sections say which process a function is for; no
 state is kept here.

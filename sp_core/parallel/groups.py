@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ..attention.sequence_group import SequenceGroup
 from ..comm import Transport, TransportStats
-from ..comm.ring import Ring
+from ..comm.ring_shift import Ring
 from ..comm.small_collectives import all_gather_ints
 from ..planner.degrees import Degrees
 from .mesh import Mesh, MeshAxis, Meshes

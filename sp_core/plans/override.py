@@ -23,6 +23,7 @@ from ..attention.joint import joint_attention
 from ..attention.masks import to_rank_order
 from ..attention.partial import exchanged_cross_attention, partial_cross_attention
 from ..attention.sequence_group import SequenceGroup
+from ..attention.ulysses import Attend
 from ..errors import SPError
 from .forward_state import ForwardState
 from .host_functions import HostFunctions
@@ -30,8 +31,6 @@ from .plan import AttentionKind
 from .probed_heads import probed_heads, shared_heads
 
 OVERRIDE = "optimized_attention_override"
-#: (q_BThD, k_BThD, v_BThD) or, if there is a mask, (q, k, v, mask) -> out_BThD
-Local = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,9 @@ class ExchangedAttention:
         #: the override of another node, which computes the local attention
         self.users = self.options.get(OVERRIDE)
         #: its name where it has to get all heads
-        self.whole: str | None = None
+        self.whole_name: str | None = None
         if isinstance(found := self.users, WholeOverride):
-            self.users, self.whole = found.users, found.name
+            self.users, self.whole_name = found.users, found.name
             self.options[OVERRIDE] = found.users
 
     def __call__(
@@ -112,17 +111,17 @@ class ExchangedAttention:
 
     def _way(self, mask: Any) -> Callable[..., Tensor]:
         """How this call is computed."""
-        if self.whole is None or self.sequence.ring is not None:
+        if self.whole_name is None or self.sequence.ring is not None:
             return self.exchanged
         probing = self.state.probing
         if probing is None or isinstance(mask, HeldMask):
             return self._on_all_heads
-        site = probing.site(self.where, self.whole)
+        site = probing.site(self.where, self.whole_name)
         if site.apart:
             return partial(shared_heads, self, site)
         return partial(probed_heads, self, site) if site.unprobed else partial(self._on_all_heads, why=site.why_whole)
 
-    def exchanged(self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Local) -> Tensor:
+    def exchanged(self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Attend) -> Tensor:
         if self.kind == "joint":
             return self._joint(q_BtHD, k_BtHD, v_BtHD, mask, local)
         if self.kind == "replicated_queries":
@@ -137,11 +136,11 @@ class ExchangedAttention:
         return self.sequence.attention(q_BtHD, k_BtHD, v_BtHD, counts, local, mask=self._in_rank_order(mask), scale=scale)
 
     def _on_all_heads(
-        self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Local, why: str = ""
+        self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Attend, why: str = ""
     ) -> Tensor:
         """All heads of all tokens on every rank, in the model's order, so that the mask fits as it came."""
-        assert self.whole is not None
-        self.state.note_whole(self.whole, why)
+        assert self.whole_name is not None
+        self.state.note_whole(self.whole_name, why)
         return self.own_tokens(local(*self.all_heads(q_BtHD, k_BtHD, v_BtHD, mask)))
 
     def all_heads(self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any) -> tuple[Any, ...]:
@@ -167,7 +166,7 @@ class ExchangedAttention:
             return out
         return torch.cat([out[:, :n], state.shard(out[:, n:])], dim=1) if n else state.shard(out)
 
-    def _with_held_mask(self, held: HeldMask, local: Local) -> Local:
+    def _with_held_mask(self, held: HeldMask, local: Attend) -> Attend:
         """Local attention by a mask object, on tokens in the order that the object counts them in."""
         layout = self.state.layout
 
@@ -180,7 +179,7 @@ class ExchangedAttention:
 
         return attend
 
-    def _replicated_queries(self, q_BAHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Local) -> Tensor:
+    def _replicated_queries(self, q_BAHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Attend) -> Tensor:
         """A queries that every rank holds, over the keys of all ranks: (B, A, H, D) on every rank."""
         everyone, counts, mask = self.sequence.all_ranks, self.state.layout.counts, self._in_rank_order(mask)
         if self.users is None:
@@ -194,7 +193,7 @@ class ExchangedAttention:
         # a user's attention returns no log-sum-exp, so the keys have to come to it
         return exchanged_cross_attention(q_BAHD, k_BtHD, v_BtHD, everyone, counts, attend=users, mask=mask)
 
-    def _joint(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, local: Local) -> Tensor:
+    def _joint(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, local: Attend) -> Tensor:
         """q, k and v are replicated tokens, then this rank's: (B, N + t, H, D) each, and the result too."""
         if self.sequence.ring is not None:
             raise SPError(

@@ -11,11 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..attention.ulysses import Attend
 from ..layout import shard_range
 from .forward_state import ForwardState
 from .probing import Site
-
-Local = Callable[..., Tensor]
 
 
 class Attention(Protocol):
@@ -25,13 +24,13 @@ class Attention(Protocol):
     options: dict[str, Any]
     users: Callable[..., Tensor] | None
 
-    def exchanged(self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Local) -> Tensor: ...
+    def exchanged(self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Attend) -> Tensor: ...
     def all_heads(self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any) -> tuple[Any, ...]: ...
     def own_tokens(self, out: Tensor) -> Tensor: ...
 
 
 def shared_heads(
-    attention: Attention, site: Site, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Local
+    attention: Attention, site: Site, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Attend
 ) -> Tensor:
     """By exchange, as the host's attention is: the function gets this rank's heads of all tokens."""
     attention.state.note_apart(site.name)
@@ -46,7 +45,7 @@ def shared_heads(
 
 
 def probed_heads(
-    attention: Attention, site: Site, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Local
+    attention: Attention, site: Site, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Attend
 ) -> Tensor:
     """The first call: on all heads, then with NaN for other ranks' heads, then by exchange on this rank's."""
     probe = site.probing.probe(site, attention.users, [attention.options])

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-POLL_S = 0.1
+#: how often the log files are read
+LOG_POLL_S = 0.1
 
 
 def _to_console(text: str) -> None:
@@ -56,7 +57,7 @@ class Console:
         self._thread.join(2)
 
     def _follow(self) -> None:
-        while not self._stop.wait(POLL_S):
+        while not self._stop.wait(LOG_POLL_S):
             self._read()
         self._read(last=True)
 

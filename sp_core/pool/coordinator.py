@@ -20,7 +20,7 @@ from .control import Frame
 from .devices import WorkerDevice
 from .errors import Cancelled, WorkerDied, WorkerFailed, WorkerTimeout
 from .launcher import ServiceSpec, Workers
-from .links import POLL_S, Links
+from .links import Links
 from .protocol import Op
 from .request import Request, read_reply
 from .shared_buffer import SharedBuffer
@@ -31,8 +31,11 @@ log = logging.getLogger(__name__)
 
 #: at the end, a call that another thread waits for has this long to end by itself
 SHUTDOWN_GRACE_S = 0.5
+#: how often is looked whether the ranks have answered a cancelled request that a call waits for
+SETTLE_POLL_S = 0.2
 
-Watch = Callable[["Pool"], bool]
+#: called while the pool waits; true asks for a cancel
+CancelWatch = Callable[["Pool"], bool]
 
 
 @dataclass
@@ -82,7 +85,7 @@ class Pool:
 
     # -- life --------------------------------------------------------------------
 
-    def start(self, watch: Watch | None = None) -> None:
+    def start(self, watch: CancelWatch | None = None) -> None:
         """Start the workers and wait until each has joined: :meth:`launch` and :meth:`join`."""
         self.launch()
         self.join(watch)
@@ -107,7 +110,7 @@ class Pool:
             raise
         self._links.connect()
 
-    def join(self, watch: Watch | None = None) -> None:
+    def join(self, watch: CancelWatch | None = None) -> None:
         """Wait until every worker has joined. What ``watch`` raises leaves them starting: join again.
 
         Raises:
@@ -187,7 +190,7 @@ class Pool:
         *,
         device: torch.device | None = None,
         doing: str = "",
-        watch: Watch | None = None,
+        watch: CancelWatch | None = None,
         volatile: tuple[str, ...] = (),
         each: Callable[[int, Any], None] | None = None,
     ) -> Any:
@@ -265,9 +268,9 @@ class Pool:
                     pass  # not yet
                 except SPError as error:
                     log.warning("%s", error)
-            time.sleep(4 * POLL_S)
+            time.sleep(SETTLE_POLL_S)
 
-    def settle(self, watch: Watch | None = None) -> None:
+    def settle(self, watch: CancelWatch | None = None) -> None:
         """Wait until every rank has answered a request that was cancelled, or that nobody waited for. Returns at once without one.
 
         Raises:
@@ -333,7 +336,7 @@ class Pool:
         self.last_call = CallStats(total, sum(map(wire.nbytes, encoded.tensors)) - sum(map(wire.nbytes, fresh)))
         return Frame(Op.REQUEST, request, len(header), total)
 
-    def _collect(self, request: Request, watch: Watch | None) -> None:
+    def _collect(self, request: Request, watch: CancelWatch | None) -> None:
         """Wait until all ranks have answered the request."""
         try:
             request.collect(self._links.incoming, None if watch is None else partial(watch, self))

@@ -16,7 +16,10 @@ from .shared_state import SharedState
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.05
+#: how often is looked whether all workers have arrived
+ARRIVAL_POLL_S = 0.05
+#: how long is waited for a frame before the callers' watches are called
+FRAME_POLL_S = 0.05
 #: a process ends a moment after its socket: its exit code shows in this time
 EXIT_CODE_S = 1.0
 
@@ -41,7 +44,7 @@ class Links:
         while self._shared_state.arrived() < self._world_size:
             if self._closed:
                 return
-            time.sleep(POLL_S)
+            time.sleep(ARRIVAL_POLL_S)
         try:
             self._control = ControlGroup(self._workers.directory, 0, self._world_size + 1, HANDSHAKE_TIMEOUT_S)
         except RuntimeError as error:
@@ -94,7 +97,7 @@ class Links:
         """
         dead = self._workers.exit_codes()
         try:
-            rank, frame = self._heard.get(timeout=0 if dead else POLL_S)
+            rank, frame = self._heard.get(timeout=0 if dead else FRAME_POLL_S)
         except queue.Empty:
             if dead:
                 raise self.died(min(dead)) from None

@@ -12,7 +12,7 @@ from typing import NoReturn
 from .owner_lock import OwnerWatch
 
 #: how often a worker looks
-LOOK_S = 0.5
+OWNER_POLL_S = 0.5
 
 
 def leave_orphaned(directory: Path) -> NoReturn:
@@ -32,7 +32,7 @@ def leave_with(parent: int, directory: Path) -> None:
 
     def watch() -> None:
         while os.getppid() == parent and owner.owner_is_there() is not False:
-            time.sleep(LOOK_S)
+            time.sleep(OWNER_POLL_S)
         leave_orphaned(directory)
 
     threading.Thread(target=watch, name="sp-parent-watch", daemon=True).start()

@@ -72,7 +72,7 @@ def forward_cached(model: Any, options: dict[str, Any]) -> Tensor:
 def every_case(rank: int, world_size: int, comfyui: str) -> dict[str, Any]:
     """Output, exchanges, bytes sent and layout of each case on this rank; what its cache holds."""
     from sp_core.comm import CollectiveTransport
-    from sp_core.host.worker.host_functions import host_functions
+    from sp_core.host.worker.comfy_attention import host_functions
     from sp_core.plans import Engine, plan_named, validate
 
     model = load(comfyui).model.diffusion_model

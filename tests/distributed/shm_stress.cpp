@@ -100,7 +100,7 @@ void run(Rank& rank, int world, uint64_t exchanges, uint64_t seed) {
     sp_start(rank.context, epoch, &x, "same everywhere", pointers, batch_strides, token_strides);
     const uint64_t need = sp::slot_bytes(x, me);
     // some slots are granted ahead, some are missing or too small and are granted late
-    const Grant& ahead = own(rank.context)->grants[epoch % kRing][0];
+    const Grant& ahead = own(rank.context)->grants[epoch % kEpochs][0];
     if (need > 0 && (ahead.epoch.load() != epoch || ahead.capacity < need)) {
       if (rank.granted[epoch % 2] >= 0) rank.free.push_back(rank.granted[epoch % 2]);
       grant(rank, epoch, 1, kSlotBytes);

@@ -13,7 +13,7 @@ from sp_core.attention.partial import exchanged_cross_attention, partial_cross_a
 from sp_core.attention.ring import usp_attention
 from sp_core.bench import cross
 from sp_core.comm import CollectiveTransport
-from sp_core.comm.ring import Ring
+from sp_core.comm.ring_shift import Ring
 from sp_core.layout import FlatLayout, SequenceLayout, TileLayout
 from sp_core.parallel.mesh import Meshes
 from sp_core.planner.degrees import Degrees

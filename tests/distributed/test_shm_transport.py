@@ -17,13 +17,13 @@ from distributed.exchange_cases import same_bytes
 from distributed.ranks import run_ranks
 
 from sp_core.comm.transports.shm import ShmTransport
-from sp_core.comm.transports.shm_slots import SlotPool, rounded_capacity
+from sp_core.comm.transports.shm_slots import OwnSlots, rounded_capacity
 from sp_core.layout import shard_range, shard_sizes
 
 
-def held_bytes(pool: SlotPool) -> int:
+def held_bytes(slots: OwnSlots) -> int:
     """Capacity of all slots, in use or free."""
-    return sum(slot.capacity for slot in pool._slots)
+    return sum(slot.capacity for slot in slots._slots)
 
 
 def back_to_back(rank: int, world_size: int, exchanges: int) -> int:
@@ -70,7 +70,7 @@ def keep_everything(rank: int, world_size: int) -> int:
     for number in range(40):
         x_BtHD = torch.full((1, counts[rank], H, 64), float(number))
         outputs.append(transport.scatter_heads([x_BtHD, x_BtHD + 0.5], counts))
-    held = held_bytes(transport.pool)
+    held = held_bytes(transport.own_slots)
     transport.close()  # tensors outlive their transport
     for number, (a, b) in enumerate(outputs):
         assert bool((a == number).all())
@@ -87,7 +87,7 @@ def test_outputs_that_are_kept_are_never_overwritten() -> None:
 
 
 def steady(rank: int, world_size: int) -> tuple[int, int]:
-    """Bytes held by the pool after 5 and after 60 rounds of what a model does."""
+    """Bytes of all slots after 5 and after 60 rounds of what a model does."""
     transport = ShmTransport.create()
     counts = shard_sizes(256, world_size)
     held = []
@@ -98,7 +98,7 @@ def steady(rank: int, world_size: int) -> tuple[int, int]:
         small = transport.all_gather_tokens(q[..., :1, :], counts)
         del attended, small
         if number in (4, 59):
-            held.append(held_bytes(transport.pool))
+            held.append(held_bytes(transport.own_slots))
     transport.close()
     return held[0], held[1]
 
@@ -168,24 +168,24 @@ def test_capacity_is_rounded_up_by_an_eighth_at_most() -> None:
         assert capacity <= max(65536, size * 9 / 8)
 
 
-def test_pool_reuses_and_returns_slots() -> None:
-    file = os.memfd_create("pool")
+def test_slots_are_reused_and_returned() -> None:
+    file = os.memfd_create("slots")
     try:
-        pool = SlotPool(file, 100)
-        slot = pool.take(1_000_000)
-        lease = pool.lend(slot)
+        slots = OwnSlots(file, 100)
+        slot = slots.take(1_000_000)
+        lease = slots.lend(slot)
         lease[:3] = b"abc"
-        other = pool.take(1_000_000)
+        other = slots.take(1_000_000)
         assert other.offset >= slot.offset + slot.capacity
         del lease
-        assert pool.take(900_000) is slot
-        pool.give_back(slot)
-        pool.give_back(other)
+        assert slots.take(900_000) is slot
+        slots.give_back(slot)
+        slots.give_back(other)
         for number in range(30):  # sizes change: what nobody wants any more goes back to the system
-            pool.give_back(pool.take(5_000_000 + number))
-        pool.take(50_000_000)
-        assert held_bytes(pool) < 60_000_000
+            slots.give_back(slots.take(5_000_000 + number))
+        slots.take(50_000_000)
+        assert held_bytes(slots) < 60_000_000
         assert os.fstat(file).st_blocks * 512 < 70_000_000
-        pool.close()
+        slots.close()
     finally:
         os.close(file)

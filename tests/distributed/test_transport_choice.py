@@ -44,7 +44,11 @@ def with_rank_1(facts: Sequence[Facts], **changes: str | dict[str, str]) -> list
         ([CPU], ("local",), {}),
         ([CPU] * 4, ("shm", "gloo"), {}),
         (with_rank_1([CPU] * 4, lacks={"shm": "no C++ compiler"}), ("gloo",), {"shm": "rank 1: no C++ compiler"}),
-        (with_rank_1([CPU] * 2, host_id="there"), ("gloo",), {"shm": "rank 1 is on another machine than rank 0, or in another container"}),
+        (
+            with_rank_1([CPU] * 2, machine_id="there"),
+            ("gloo",),
+            {"shm": "rank 1 is on another machine than rank 0, or in another container"},
+        ),
         (GPUS, ("peer", "nccl", "staged-shm", "staged-gloo"), {}),
         (with_rank_1(GPUS, lacks={"peer": "no CUDA toolkit"}), ("nccl", "staged-shm", "staged-gloo"), {"peer": "rank 1: no CUDA toolkit"}),
         (with_rank_1(GPUS, gpu="a"), ("peer", "staged-shm", "staged-gloo"), {"nccl": "two ranks share a GPU"}),

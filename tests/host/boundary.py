@@ -134,6 +134,16 @@ def alone(devices: str | None) -> Branch:
     return Branch(Graph(), devices)
 
 
+def base_beside(base: Path, folder: Path) -> Path:
+    """Makes ``folder`` another base directory of a server: with the models and the packs of ``base``, and room for further packs."""
+    for name in ("custom_nodes", "input", "output", "user", "temp"):
+        (folder / name).mkdir()
+    (folder / "models").symlink_to(base / "models")
+    for pack in (base / "custom_nodes").iterdir():
+        (folder / "custom_nodes" / pack.name).symlink_to(pack.resolve(), target_is_directory=True)
+    return folder
+
+
 def write_pack(base: Path, name: str, files: dict[str, str]) -> None:
     folder = base / "custom_nodes" / name
     folder.mkdir()

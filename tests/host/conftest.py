@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from distributed.longcat_ranks import enter_host
 from host.graphs import Case, nodes_of
 
 from sp_core.demo.comfy_server import ComfyServer, prepare_base
@@ -50,6 +52,16 @@ def comfyui() -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def comfyui_here(comfyui: Path) -> Iterator[str]:
+    """The checkout, whose modules can be imported in this process while the tests of a module run."""
+    before = list(sys.path)
+    enter_host(str(comfyui))
+    with torch.inference_mode():
+        yield str(comfyui)
+    sys.path[:] = before
+
+
 @pytest.fixture(scope="session")
 def base(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Base directory of all servers of this session: tiny checkpoints, this extension, the test nodes."""
@@ -65,6 +77,37 @@ def server(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
     # SP_VERIFY_RANKS: a forward whose ranks differ in one bit is an error
     with ComfyServer(comfyui, base, "--cpu", environment={"SP_VERIFY_RANKS": "1"}) as server:
         yield server
+
+
+# -- a server of a module's own, where the tests harm it or want it otherwise; a module overrides what it wants otherwise ----------
+
+
+@pytest.fixture(scope="module")
+def own(comfyui: Path, own_base: Path, own_flags: tuple[str, ...], own_environment: dict[str, str]) -> Iterator[ComfyServer]:
+    """A server that only the tests of this module see."""
+    with ComfyServer(comfyui, own_base, "--cpu", *own_flags, environment=own_environment) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def own_base(base: Path) -> Path:
+    return base
+
+
+@pytest.fixture(scope="module")
+def own_flags() -> tuple[str, ...]:
+    return ()
+
+
+@pytest.fixture(scope="module")
+def own_environment() -> dict[str, str]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for what the servers and workers of this module leave: their TMPDIR, where the module says so."""
+    return tmp_path_factory.mktemp("temporary")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Every family's real class, tiny, with random weights: its forwards in one process, and the same over ranks.
+"""Every family's real class, tiny, with random weights, and its forwards by name.
 
 For what would be slow through a server: head counts that do not divide, five ranks, many variants.
 """
@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from distributed.longcat_ranks import enter_host
+from host.family_inputs import hunyuan, hunyuan_15, keyframes, minimax, plain, random, references, video, wan
 from torch import Tensor
 
 from sp_core.demo.checkpoints import random_weights
-from sp_core.demo.run import relative_l2
 
 _WAN = {"model_type": "t2v", "dim": 96, "ffn_dim": 64, "num_heads": 4, "num_layers": 3, "in_dim": 16, "out_dim": 16, "text_dim": 24}
 _HUNYUAN = {
@@ -81,10 +79,6 @@ def heads(arguments: dict[str, Any], count: int, head_dim: int) -> dict[str, Any
     return {**arguments, "num_heads": count, width: count * head_dim, **axes}
 
 
-def random(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
@@ -145,84 +139,6 @@ def in_groups_of_heads() -> Iterator[None]:
         host.optimized_attention = whole
 
 
-# -- inputs -----------------------------------------------------------------------------
-
-
-def _video(channels: int, *sizes: int, batch: int = 1) -> Tensor:
-    return random(batch, channels, *sizes, seed=1)
-
-
-def _plain(x: Tensor, text_dim: int = 24, **more: Any) -> dict[str, Any]:
-    timestep = torch.linspace(700.0, 300.0, x.shape[0])
-    return {"x": x, "timestep": timestep, "context": random(x.shape[0], 7, text_dim, seed=2), **more}
-
-
-def _wan(channels: int = 16, **more: Any) -> dict[str, Any]:
-    """5 x 5 x 7 tokens; height and width are not whole patches."""
-    return _plain(_video(channels, 5, 9, 13), **more)
-
-
-def _hunyuan(x: Tensor | None = None, *, mask: bool = True, **more: Any) -> dict[str, Any]:
-    x = _video(16, 3, 10, 14) if x is None else x
-    base = _plain(x, y=random(x.shape[0], 768, seed=3), guidance=torch.tensor([6.0]), **more)
-    if mask:
-        # a float mask, as the host makes it of the text encoder's
-        base["attention_mask"] = torch.tensor([[1, 1, 1, 1, 1, 0, 0]]).repeat(x.shape[0], 1)
-    return base
-
-
-def _hunyuan_15(**more: Any) -> dict[str, Any]:
-    sigmas = torch.tensor([1.0, 0.7, 0.3, 0.0])
-    options = {"sigmas": sigmas[1:2], "sample_sigmas": sigmas}
-    return {**_plain(_video(33, 3, 5, 7)), "transformer_options": options, **more}
-
-
-def _minimax(payload: dict[str, Any] | None = None, text: int = 9) -> dict[str, Any]:
-    return {
-        "x": [random(1, 24, 3, 9, 14, seed=1), random(1, 32, 2, 11, seed=2)],
-        "timestep": torch.tensor([600.0]),
-        "context": random(1, text, 40, seed=3),
-        "minimax_payload": payload,
-    }
-
-
-def _keyframes() -> dict[str, Any]:
-    frames = [
-        {"resolved_frame_index": 0, "latent": random(1, 24, 1, 10, 14, seed=4)},
-        {"resolved_frame_index": 8, "latent": random(1, 24, 1, 10, 14, seed=5), "audio_latent": random(1, 32, 2, 3, seed=6)},
-    ]
-    return {
-        "keyframes": frames,
-        "cond_video_latents": [frame["latent"] for frame in frames],
-        "cond_audio_latents": [frames[1]["audio_latent"]],
-        "visual_cond_noise_aug": 0.9,
-        "seed": 3,
-    }
-
-
-def _references() -> dict[str, Any]:
-    refs = [
-        {"kind": "image", "latent_h": 6, "latent_w": 8, "latent": random(1, 24, 1, 6, 8, seed=4)},
-        {"kind": "audio", "ref_audio_t": 4, "audio_latent": random(1, 32, 2, 4, seed=5)},
-        {
-            "kind": "video_audio",
-            "latent_t": 2,
-            "latent_h": 4,
-            "latent_w": 6,
-            "ref_audio_t": 3,
-            "latent": random(1, 24, 2, 4, 6, seed=6),
-            "audio_latent": random(1, 32, 2, 3, seed=7),
-        },
-    ]
-    tags = torch.tensor([1, 1, 0, 0, 1, 1, 1, 0, 1])
-    return {
-        "refs": refs,
-        "cond_video_latents": [ref["latent"] for ref in refs if "latent" in ref],
-        "cond_audio_latents": [ref["audio_latent"] for ref in refs if "audio_latent" in ref],
-        "text_token_tags": tags,
-    }
-
-
 _WAN_MODULE, _ANIMATE_MODULE = "comfy.ldm.wan.model", "comfy.ldm.wan.model_animate"
 _HUNYUAN_MODULE, _MINIMAX_MODULE = "comfy.ldm.hunyuan_video.model", "comfy.ldm.minimax.model"
 _INV_FREQ = {"rope.inv_freq": lambda: 10000.0 ** -(torch.arange(4) / 4)}
@@ -230,17 +146,17 @@ _I2V = {**_WAN, "in_dim": 36}
 _CLIP = {"clip_fea": random(1, 257, 1280, seed=9)}
 
 _HUNYUAN_FORWARDS = {
-    "text": _hunyuan,
-    "no mask": lambda: _hunyuan(mask=False),
+    "text": hunyuan,
+    "no mask": lambda: hunyuan(mask=False),
     # the host itself takes a mask for one video only
-    "two videos": lambda: _hunyuan(_video(16, 2, 6, 10, batch=2), mask=False),
-    "token replace": lambda: _hunyuan(guiding_frame_index=torch.tensor([0.0])),
-    "reference": lambda: _hunyuan(ref_latent=random(1, 16, 1, 10, 14, seed=8)),
-    "reference and token replace": lambda: _hunyuan(ref_latent=random(1, 16, 1, 10, 14, seed=8), guiding_frame_index=torch.tensor([0.0])),
-    "ControlNet": lambda: _hunyuan(control={"input": [random(1, 105, 96, seed=4), None], "output": [None, random(1, 105, 96, seed=5)]}),
-    "three tokens": lambda: _hunyuan(_video(16, 1, 2, 6)),
+    "two videos": lambda: hunyuan(video(16, 2, 6, 10, batch=2), mask=False),
+    "token replace": lambda: hunyuan(guiding_frame_index=torch.tensor([0.0])),
+    "reference": lambda: hunyuan(ref_latent=random(1, 16, 1, 10, 14, seed=8)),
+    "reference and token replace": lambda: hunyuan(ref_latent=random(1, 16, 1, 10, 14, seed=8), guiding_frame_index=torch.tensor([0.0])),
+    "ControlNet": lambda: hunyuan(control={"input": [random(1, 105, 96, seed=4), None], "output": [None, random(1, 105, 96, seed=5)]}),
+    "three tokens": lambda: hunyuan(video(16, 1, 2, 6)),
 }
-_MINIMAX_FORWARDS = {"text": _minimax, "keyframes": lambda: _minimax(_keyframes()), "references": lambda: _minimax(_references())}
+_MINIMAX_FORWARDS = {"text": minimax, "keyframes": lambda: minimax(keyframes()), "references": lambda: minimax(references())}
 
 FAMILIES: dict[str, Family] = {
     "VACE": Family(
@@ -248,9 +164,9 @@ FAMILIES: dict[str, Family] = {
         "VaceWanModel",
         {**_WAN, "model_type": "vace", "vace_layers": 3, "vace_in_dim": 96},
         {
-            "one control": lambda: _plain(_video(16, 5, 10, 14), vace_context=random(1, 1, 96, 5, 10, 14, seed=4), vace_strength=[0.8]),
-            "two controls": lambda: _plain(
-                _video(16, 3, 6, 10, batch=2), vace_context=random(2, 2, 96, 3, 6, 10, seed=4), vace_strength=[0.8, 1.3]
+            "one control": lambda: plain(video(16, 5, 10, 14), vace_context=random(1, 1, 96, 5, 10, 14, seed=4), vace_strength=[0.8]),
+            "two controls": lambda: plain(
+                video(16, 3, 6, 10, batch=2), vace_context=random(2, 2, 96, 3, 6, 10, seed=4), vace_strength=[0.8, 1.3]
             ),
         },
     ),
@@ -259,8 +175,8 @@ FAMILIES: dict[str, Family] = {
         "CameraWanModel",
         {**_I2V, "model_type": "camera"},
         {
-            "camera": lambda: _plain(_video(36, 5, 10, 14), camera_conditions=random(1, 24, 5, 80, 112, seed=4), **_CLIP),
-            "none": lambda: _wan(36, **_CLIP),
+            "camera": lambda: plain(video(36, 5, 10, 14), camera_conditions=random(1, 24, 5, 80, 112, seed=4), **_CLIP),
+            "none": lambda: wan(36, **_CLIP),
         },
     ),
     "S2V": Family(
@@ -268,20 +184,20 @@ FAMILIES: dict[str, Family] = {
         "WanModel_S2V",
         {**_WAN, "model_type": "s2v", "num_heads": 4, "audio_dim": 24, "audio_inject_layers": [0, 2]},
         {
-            "sound": lambda: _plain(_video(16, 5, 10, 14), audio_embed=random(1, 25, 24, 20, seed=4)),
-            "sound, picture": lambda: _plain(
-                _video(16, 5, 10, 14),
+            "sound": lambda: plain(video(16, 5, 10, 14), audio_embed=random(1, 25, 24, 20, seed=4)),
+            "sound, picture": lambda: plain(
+                video(16, 5, 10, 14),
                 audio_embed=random(1, 25, 24, 20, seed=4),
                 reference_latent=random(1, 16, 1, 10, 14, seed=5),
                 control_video=random(1, 16, 5, 10, 14, seed=6),
             ),
-            "sound, picture, motion": lambda: _plain(
-                _video(16, 3, 16, 24),
+            "sound, picture, motion": lambda: plain(
+                video(16, 3, 16, 24),
                 audio_embed=random(1, 25, 24, 12, seed=4),
                 reference_latent=random(1, 16, 1, 16, 24, seed=5),
                 reference_motion=random(1, 16, 19, 16, 24, seed=6),
             ),
-            "silent": lambda: _plain(_video(16, 3, 6, 10)),
+            "silent": lambda: plain(video(16, 3, 6, 10)),
         },
     ),
     "HuMo": Family(
@@ -289,13 +205,13 @@ FAMILIES: dict[str, Family] = {
         "HumoWanModel",
         {**_WAN, "model_type": "humo"},
         {
-            "sound": lambda: _plain(_video(16, 3, 10, 14), audio_embed=random(1, 3, 8, 5, 1280, seed=4)),
-            "sound, picture": lambda: _plain(
-                _video(16, 3, 10, 14), audio_embed=random(1, 3, 8, 5, 1280, seed=4), reference_latent=random(1, 16, 1, 10, 14, seed=5)
+            "sound": lambda: plain(video(16, 3, 10, 14), audio_embed=random(1, 3, 8, 5, 1280, seed=4)),
+            "sound, picture": lambda: plain(
+                video(16, 3, 10, 14), audio_embed=random(1, 3, 8, 5, 1280, seed=4), reference_latent=random(1, 16, 1, 10, 14, seed=5)
             ),
             # as the host's node makes it: a frame more than the video has
-            "no sound": lambda: _plain(
-                _video(16, 3, 10, 14), audio_embed=torch.zeros(1, 4, 8, 5, 1280), reference_latent=random(1, 16, 1, 10, 14, seed=5)
+            "no sound": lambda: plain(
+                video(16, 3, 10, 14), audio_embed=torch.zeros(1, 4, 8, 5, 1280), reference_latent=random(1, 16, 1, 10, 14, seed=5)
             ),
         },
     ),
@@ -305,7 +221,7 @@ FAMILIES: dict[str, Family] = {
         # its face encoder has one size only: a server test drives it once
         {**_I2V, "model_type": "animate", "num_layers": 5},
         {
-            "pose": lambda: _plain(_video(36, 4, 10, 14), pose_latents=random(1, 16, 3, 10, 14, seed=4), **_CLIP),
+            "pose": lambda: plain(video(36, 4, 10, 14), pose_latents=random(1, 16, 3, 10, 14, seed=4), **_CLIP),
         },
     ),
     "SCAIL": Family(
@@ -313,9 +229,9 @@ FAMILIES: dict[str, Family] = {
         "SCAILWanModel",
         {key: value for key, value in {**_WAN, "in_dim": 20}.items() if key != "model_type"},
         {
-            "pose": lambda: _plain(_video(20, 3, 8, 12), pose_latents=random(1, 20, 3, 4, 6, seed=4), **_CLIP),
-            "pose, picture": lambda: _plain(
-                _video(20, 3, 8, 12),
+            "pose": lambda: plain(video(20, 3, 8, 12), pose_latents=random(1, 20, 3, 4, 6, seed=4), **_CLIP),
+            "pose, picture": lambda: plain(
+                video(20, 3, 8, 12),
                 pose_latents=random(1, 20, 3, 4, 6, seed=4),
                 reference_latent=random(1, 20, 1, 8, 12, seed=5),
                 **_CLIP,
@@ -327,13 +243,13 @@ FAMILIES: dict[str, Family] = {
         "SCAIL2WanModel",
         {key: value for key, value in {**_WAN, "in_dim": 20, "mask_in_dim": 28}.items() if key != "model_type"},
         {
-            "pose, masks": lambda: _plain(
-                _video(20, 3, 8, 12), pose_latents=random(1, 20, 3, 4, 6, seed=4), sam_latents=random(1, 28, 3, 4, 6, seed=6), **_CLIP
+            "pose, masks": lambda: plain(
+                video(20, 3, 8, 12), pose_latents=random(1, 20, 3, 4, 6, seed=4), sam_latents=random(1, 28, 3, 4, 6, seed=6), **_CLIP
             ),
             # the masks of the references, then zeros over the video
             **{
-                f"pose, picture, masks, {mode}": lambda flag=flag: _plain(  # type: ignore[misc]
-                    _video(20, 3, 8, 12),
+                f"pose, picture, masks, {mode}": lambda flag=flag: plain(  # type: ignore[misc]
+                    video(20, 3, 8, 12),
                     pose_latents=random(1, 20, 3, 4, 6, seed=4),
                     reference_latent=random(1, 20, 1, 8, 12, seed=5),
                     sam_latents=random(1, 28, 3, 4, 6, seed=6),
@@ -351,8 +267,8 @@ FAMILIES: dict[str, Family] = {
         "HunyuanVideo",
         _HUNYUAN_15,
         {
-            "text": _hunyuan_15,
-            "byT5 and picture": lambda: _hunyuan_15(txt_byt5=random(1, 5, 1472, seed=4), clip_fea=random(1, 6, 20, seed=5)),
+            "text": hunyuan_15,
+            "byT5 and picture": lambda: hunyuan_15(txt_byt5=random(1, 5, 1472, seed=4), clip_fea=random(1, 6, 20, seed=5)),
         },
     ),
     "MiniMax-H3": Family(_MINIMAX_MODULE, "MiniMaxH3Model", _MINIMAX, _MINIMAX_FORWARDS, _INV_FREQ),
@@ -371,75 +287,15 @@ FAMILIES: dict[str, Family] = {
             "axes_dims": (8, 12, 12),
         },
         {
-            "text": lambda: _plain(_video(33, 3, 9, 13), y=random(1, 20, seed=3)),
-            "first frame": lambda: _plain(
-                _video(33, 3, 10, 14), y=random(1, 20, seed=3), time_dim_replace=random(1, 16, 1, 10, 14, seed=4)
-            ),
+            "text": lambda: plain(video(33, 3, 9, 13), y=random(1, 20, seed=3)),
+            "first frame": lambda: plain(video(33, 3, 10, 14), y=random(1, 20, seed=3), time_dim_replace=random(1, 16, 1, 10, 14, seed=4)),
         },
     ),
     # head counts of the released models
-    "MiniMax-H3, 56 heads": Family(_MINIMAX_MODULE, "MiniMaxH3Model", heads(_MINIMAX, 56, 24), {"text": _minimax}, _INV_FREQ),
+    "MiniMax-H3, 56 heads": Family(_MINIMAX_MODULE, "MiniMaxH3Model", heads(_MINIMAX, 56, 24), {"text": minimax}, _INV_FREQ),
     "MiniMax-H3, 56 heads in groups": Family(
-        _MINIMAX_MODULE, "MiniMaxH3Model", heads(_MINIMAX, 56, 24), {"text": _minimax}, _INV_FREQ, in_groups_of_heads
+        _MINIMAX_MODULE, "MiniMaxH3Model", heads(_MINIMAX, 56, 24), {"text": minimax}, _INV_FREQ, in_groups_of_heads
     ),
-    "HunyuanVideo, 24 heads": Family(_HUNYUAN_MODULE, "HunyuanVideo", heads(_HUNYUAN, 24, 16), {"text": _hunyuan}),
-    "HunyuanVideo 1.5, 16 heads": Family(_HUNYUAN_MODULE, "HunyuanVideo", heads(_HUNYUAN_15, 16, 16), {"text": _hunyuan_15}),
+    "HunyuanVideo, 24 heads": Family(_HUNYUAN_MODULE, "HunyuanVideo", heads(_HUNYUAN, 24, 16), {"text": hunyuan}),
+    "HunyuanVideo 1.5, 16 heads": Family(_HUNYUAN_MODULE, "HunyuanVideo", heads(_HUNYUAN_15, 16, 16), {"text": hunyuan_15}),
 }
-
-
-def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, str], dict[str, Any] | None]:
-    """One rank: answers (family, forward, size of the group, layout) with its error and its bits."""
-    import torch.distributed as dist
-
-    enter_host(comfyui)
-    from sp_core.comm import CollectiveTransport
-    from sp_core.host.worker.host_functions import host_functions
-    from sp_core.host.worker.verify import digest
-    from sp_core.plans import Engine, plan_named, validate
-    from sp_core.plans.shape import model_shape
-
-    groups = {size: dist.new_group(list(range(size))) for size in range(2, world_size + 1)}
-    models: dict[str, Any] = {}
-
-    def answer(family: str, name: str, size: int, layout: str) -> dict[str, Any] | None:
-        if rank >= size:
-            return None
-        if not FAMILIES[family].known_to_the_host():
-            return {"missing": FAMILIES[family].class_name}
-        try:
-            return compared(family, name, size, layout)
-        except Exception:
-            # not raised: the ranks stay in step for the next case
-            return {"failure": traceback.format_exc()}
-
-    @torch.inference_mode()
-    def compared(family: str, name: str, size: int, layout: str) -> dict[str, Any]:
-        plan = plan_named(FAMILIES[family].class_name)
-        if family not in models:
-            models[family] = FAMILIES[family].build()
-            validate(plan, models[family], "this ComfyUI")
-        model, make = models[family], FAMILIES[family].forwards[name]
-        stock = _forward(model, make())
-        transport = CollectiveTransport(groups[size])
-        inputs = make()
-        engine = Engine(plan, transport, layout=layout, inputs=inputs, host=host_functions())
-        with FAMILIES[family].patched(), engine.installed(model) as state:
-            out = _forward(model, inputs)
-            state.check()
-        errors = [relative_l2(mine, theirs) for mine, theirs in zip(out, stock, strict=True)]
-        shape = model_shape(plan, model)
-        return {
-            "errors": errors,
-            "width": shape and shape.width,
-            "bits": digest(out),
-            "layout": state.describe(),
-            "exchanges": transport.stats.exchanges,
-            "alive": min(float(part.std()) for part in stock),
-        }
-
-    return answer
-
-
-def _forward(model: Any, inputs: dict[str, Any]) -> list[Tensor]:
-    out = model._forward(**{"transformer_options": {}, **inputs})
-    return list(out) if isinstance(out, (list, tuple)) else [out]

@@ -6,12 +6,11 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from campaign import CAMPAIGN
-from host.boundary import alone, before, named, on_wan, refusal, write_pack
+from host.boundary import alone, base_beside, before, named, on_wan, refusal, write_pack
 from host.graphs import Branch, Link, compare, load, run_sp
 from host.observe import alive, count, nothing_is_left, pids
 
@@ -65,23 +64,17 @@ PACKS = {
 
 
 @pytest.fixture(scope="module")
-def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("temporary")
+def own_base(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With packs that are odd in one way each. The workers have loaded no pack before the first test."""
+    folder = base_beside(base, tmp_path_factory.mktemp("odd"))
+    for name, files in PACKS.items():
+        write_pack(folder, name, files)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def own(comfyui: Path, base: Path, temporary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
-    """A server with packs that are odd in one way each. Its workers have loaded no pack before the first test."""
-    folder = tmp_path_factory.mktemp("odd")
-    for name in ("custom_nodes", "input", "output", "user", "temp"):
-        (folder / name).mkdir()
-    (folder / "models").symlink_to(base / "models")
-    for pack in (base / "custom_nodes").iterdir():
-        (folder / "custom_nodes" / pack.name).symlink_to(pack.resolve(), target_is_directory=True)
-    for name, files in PACKS.items():
-        write_pack(folder, name, files)
-    with ComfyServer(comfyui, folder, "--cpu", environment={"TMPDIR": str(temporary)}) as server:
-        yield server
+def own_environment(temporary: Path) -> dict[str, str]:
+    return {"TMPDIR": str(temporary)}
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,6 @@ And with the probe turned off, the pictures of harmful code would be wrong.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from host.boundary import DEVICE_COUNTS, named
@@ -81,9 +79,8 @@ def test_from_the_second_step_on_harmless_code_exchanges_no_more_than_the_model(
 
 
 @pytest.fixture(scope="module")
-def trusting(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
-    with ComfyServer(comfyui, base, "--cpu", environment={"SP_TRUST_PATCHES": "1"}) as server:
-        yield server
+def own_environment() -> dict[str, str]:
+    return {"SP_TRUST_PATCHES": "1"}
 
 
 #: these are right through whole data, or through all rows on each rank. Values that a block passes on need neither
@@ -94,9 +91,9 @@ WHOLE = [
 
 
 @pytest.mark.parametrize("label", WHOLE)
-def test_trusted_it_would_be_wrong(trusting: ComfyServer, label: str) -> None:
+def test_trusted_it_would_be_wrong(own: ComfyServer, label: str) -> None:
     kind = {kind.label: kind for kind in KINDS}[label]
     # with a prompt a rank there would be frames to score on each
     requested = {"ulysses": 2} if label.startswith("guided") else {}
-    comparison = compare(trusting, kind.case("before"), "cpu:2", check=False, **requested)
+    comparison = compare(own, kind.case("before"), "cpu:2", check=False, **requested)
     assert max(comparison.errors) > 1e-3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def model_files(node: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def with_model_files(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
+def own_base(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Empty files under the names that the workflows use: what the frontend still complains about is the graph's own fault.
 
     In a base directory of its own: other modules ask what the host says when those files are missing.
@@ -53,10 +52,7 @@ def with_model_files(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) ->
             for folder, name in model_files(node):
                 (base / "models" / folder).mkdir(parents=True, exist_ok=True)
                 (base / "models" / folder / name).touch()
-    with ComfyServer(comfyui, base, "--cpu") as server:
-        # a new user is shown the templates first
-        server.post("/settings/Comfy.TutorialCompleted", True)
-        yield server
+    return base
 
 
 async def settled(page: Page, expression: str) -> Any:
@@ -91,10 +87,12 @@ async def look(server: ComfyServer, profile: Path, pictures: Path) -> dict[str, 
     return seen
 
 
-def test_every_shipped_workflow_opens_and_draws(with_model_files: ComfyServer, tmp_path: Path) -> None:
+def test_every_shipped_workflow_opens_and_draws(own: ComfyServer, tmp_path: Path) -> None:
     profile, pictures = tmp_path / "profile", tmp_path / "pictures"
     pictures.mkdir()
-    seen = asyncio.run(look(with_model_files, profile, pictures))
+    # a new user is shown the templates first
+    own.post("/settings/Comfy.TutorialCompleted", True)
+    seen = asyncio.run(look(own, profile, pictures))
     print(f"\npictures: {pictures}")
     drawn = set()
     for name, view in seen.items():

@@ -23,12 +23,6 @@ BOUND_S = within(5.0)
 LONG = {"shape": "1,16,5,20,28", "steps": 60}
 
 
-@pytest.fixture(scope="module")
-def own(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
-    with ComfyServer(comfyui, base, "--cpu") as server:
-        yield server
-
-
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Path]:
     """What waits for this file lasts until the test makes it, however fast the machine is."""

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from host.graphs import Branch, Graph, Link, latent, load, read, sample, text
 from host.observe import run, video
 
 from sp_core.demo.comfy_server import ComfyServer
-
-
-@pytest.fixture(scope="module")
-def own(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
-    with ComfyServer(comfyui, base, "--cpu") as server:
-        yield server
 
 
 def sampled_then_encoded(server: ComfyServer, seed: int) -> tuple[torch.Tensor, dict[str, Any]]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from distributed.ranks import RankPool
-from host.families import FAMILIES, serve
+from host.families import FAMILIES
+from host.family_ranks import serve
 from host.graphs import TOLERANCE
 
 #: (family, sizes of the group beside 2, 3 and 4)

@@ -44,15 +44,8 @@ TIMEOUT_S = 10
 
 
 @pytest.fixture(scope="module")
-def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tmp")
-
-
-@pytest.fixture(scope="module")
-def own(comfyui: Path, base: Path, temporary: Path) -> Iterator[ComfyServer]:
-    environment = {"TMPDIR": str(temporary), "SP_TIMEOUT_S": str(TIMEOUT_S)}
-    with ComfyServer(comfyui, base, "--cpu", environment=environment) as server:
-        yield server
+def own_environment(temporary: Path) -> dict[str, str]:
+    return {"TMPDIR": str(temporary), "SP_TIMEOUT_S": str(TIMEOUT_S)}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +74,7 @@ FAULTS = [
     ("error", 0, "Rank 0 failed: a fault that a test put there"),
     ("device lost", 1, r"Rank 1 failed: its device does not answer any more \(CUDA error: unspecified launch failure\)"),
     ("exit", LAST, rf"The worker of rank {LAST} ended unexpectedly \(exit code 7"),
-    ("hang", 1, f"Rank 1 made no progress for {TIMEOUT_S} s while computing a step of WanModel"),
+    ("hang", 1, f"Rank 1 made no progress for {TIMEOUT_S} s while computing a forward of WanModel"),
 ]
 
 

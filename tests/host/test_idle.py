@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,8 @@ IDLE_S = 3.0
 
 
 @pytest.fixture(scope="module")
-def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("idle")
-
-
-@pytest.fixture(scope="module")
-def own(comfyui: Path, base: Path, temporary: Path) -> Iterator[ComfyServer]:
-    environment = {"TMPDIR": str(temporary), "SP_IDLE_S": str(IDLE_S)}
-    with ComfyServer(comfyui, base, "--cpu", environment=environment) as server:
-        yield server
+def own_environment(temporary: Path) -> dict[str, str]:
+    return {"TMPDIR": str(temporary), "SP_IDLE_S": str(IDLE_S)}
 
 
 def test_idle_workers_end_and_the_next_prompt_starts_them_again(own: ComfyServer, temporary: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,12 +17,6 @@ from sp_core.demo.comfy_server import ComfyServer
 
 DEVICES = "cpu:2"
 MODELS = ("tiny_wan_t2v", "tiny_wan_t2v_low")
-
-
-@pytest.fixture(scope="module")
-def own(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
-    with ComfyServer(comfyui, base, "--cpu") as server:
-        yield server
 
 
 def demand(branch: Branch, samples: Link) -> Link:

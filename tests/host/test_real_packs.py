@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from host.boundary import base_beside
 from host.family_checkpoints import write_families
 from host.real_packs.cases import Case, Setting
 from host.real_packs.rows import CASES
@@ -32,12 +33,7 @@ def rows() -> list[object]:
 @pytest.fixture(scope="module")
 def trial(comfyui: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
     assert FOLDER is not None
-    folder = tmp_path_factory.mktemp("packs")
-    for name in ("custom_nodes", "input", "output", "user", "temp"):
-        (folder / name).mkdir()
-    (folder / "models").symlink_to(base / "models")
-    for pack in (base / "custom_nodes").iterdir():
-        (folder / "custom_nodes" / pack.name).symlink_to(pack.resolve(), target_is_directory=True)
+    folder = base_beside(base, tmp_path_factory.mktemp("packs"))
     link_packs(FOLDER, folder)
     write_families(comfyui, base, ["tiny_hunyuan", "tiny_hunyuan_i2v", "tiny_hunyuan15", "tiny_minimax"])
     write_files(FOLDER, base / "models")

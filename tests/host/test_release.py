@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 import torch
 from host.graphs import Branch, Link
 from host.observe import alive, pids, run, status, video, wait_for, workers
@@ -13,12 +9,6 @@ from host.observe import alive, pids, run, status, video, wait_for, workers
 from sp_core.demo.comfy_server import ComfyServer
 
 DEVICES = "cpu:2"
-
-
-@pytest.fixture(scope="module")
-def own(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
-    with ComfyServer(comfyui, base, "--cpu") as server:
-        yield server
 
 
 def released(what: str):

@@ -35,7 +35,7 @@ def lint(folder: Path, contract: str) -> str:
 SPOILED = [
     # (contract, file that is spoiled, what is appended to it, what the broken contract names)
     ("layers", "comm/__init__.py", "\nfrom .. import plans\n", "sp_core.comm -> sp_core.plans"),
-    ("layers", "planner/__init__.py", LATE.format("from ..comm import ring"), "sp_core.planner -> sp_core.comm.ring"),
+    ("layers", "planner/__init__.py", LATE.format("from ..comm import ring_shift"), "sp_core.planner -> sp_core.comm.ring_shift"),
     ("layers", "doctor/__init__.py", "\nfrom ..host import options\n", "sp_core.doctor -> sp_core.host.options"),
     ("processes", "pool/__init__.py", LATE.format("from ..layout import tiles"), "sp_core.pool -> sp_core.layout.tiles"),
     ("numbers", "plans/__init__.py", FOR_TYPES.format("from ..pool import worker"), "sp_core.plans -> sp_core.pool.worker"),

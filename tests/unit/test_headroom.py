@@ -22,7 +22,7 @@ GB = 1 << 30
 @pytest.mark.parametrize(
     ("free", "spare", "to_come", "headroom"),
     [
-        (22 * GB, 0, 14 * GB, 8 * GB),  # before the first step: worker 0's weights are still to come
+        (22 * GB, 0, 14 * GB, 8 * GB),  # before the first forward: worker 0's weights are still to come
         (3 * GB, 5 * GB, 0, 8 * GB),  # behind it: weights there, and torch keeps what the first step used
         (10 * GB, 0, 14 * GB, 0),
         (3 * GB, 19 * GB, 0, 22 * GB),  # dynamic VRAM: weights make way

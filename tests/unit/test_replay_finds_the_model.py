@@ -28,21 +28,21 @@ def active(found: str, **backup: str) -> tuple[Residency, SimpleNamespace]:
 
 def test_an_object_patch_is_out_while_nodes_run_and_in_again_behind_them() -> None:
     residency, model = active("patched", forward="own")
-    with residency.as_loaded():
+    with residency.unpatched():
         assert model.forward == "own"
     assert model.forward == "patched"
 
 
 def test_it_is_in_again_behind_a_node_that_failed() -> None:
     residency, model = active("patched", forward="own")
-    with pytest.raises(ValueError, match="a node"), residency.as_loaded():
+    with pytest.raises(ValueError, match="a node"), residency.unpatched():
         raise ValueError("a node")
     assert model.forward == "patched"
 
 
 def test_nothing_changes_where_nothing_is_patched() -> None:
     residency, model = active("own")
-    with residency.as_loaded():
+    with residency.unpatched():
         assert model.forward == "own"
-    with Residency(SimpleNamespace()).as_loaded():  # type: ignore[arg-type]
+    with Residency(SimpleNamespace()).unpatched():  # type: ignore[arg-type]
         pass

@@ -38,7 +38,7 @@ class Rank:
         #: each time that the weights of all others were to leave the device, whose were not
         self.kept: list[list[str]] = []
         self.residency = Residency(SimpleNamespace(show=lambda phase: None))  # type: ignore[arg-type]
-        monkeypatch.setattr(self.residency, "_load", lambda patcher, headroom, show_progress: self.told.append(f"{patcher.name} load"))
+        monkeypatch.setattr(self.residency, "_load", lambda patcher, needed, show_progress: self.told.append(f"{patcher.name} load"))
         monkeypatch.setattr(self.residency, "show_memory", lambda model: None)
         monkeypatch.setattr(module.comfy_memory, "is_loaded", lambda patcher: True)
         monkeypatch.setattr(module.comfy_api, "end_of_node", lambda: None)

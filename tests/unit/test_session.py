@@ -83,7 +83,7 @@ class Comfy:
         monkeypatch.setattr(module.comfy_api, "running_nodes", lambda: self.nodes)
         monkeypatch.setattr(device_input, "accelerators", lambda: ("cuda", 4))
         self.nodes: list[dict[str, Any]] = []
-        monkeypatch.setattr(module, "POLL_S", 0.01)
+        monkeypatch.setattr(module, "PROMPT_POLL_S", 0.01)
         monkeypatch.setattr(module, "Pool", Workers)
         monkeypatch.setattr(module, "_service", lambda devices: "service")
         self.session._pools[DEVICES] = PoolModels(self.workers, self.session._held)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from sp_core.errors import SPError
-from sp_core.host.ui.snapshot import Snapshot, Watch
+from sp_core.host.ui.snapshot import Snapshot, SwapWatch
 
 
 def attend(x: Any) -> Any:
@@ -147,7 +147,7 @@ def test_a_hook_that_is_removed_and_what_was_injected_and_is_ejected() -> None:
 
 def test_the_sentence() -> None:
     model = Model()
-    watch = Watch(model, {})
+    watch = SwapWatch(model, {})
     watch.check()
     watch.begin()
     with unittest.mock.patch.object(model, "blocks", nn.ModuleList()):

@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 from sp_core.errors import SPError
-from sp_core.host.ui.proxy_module import make_remote
-from sp_core.host.ui.snapshot import Watch
+from sp_core.host.ui.snapshot import SwapWatch
+from sp_core.host.ui.stand_in import make_stand_in
 from sp_core.plans import NoPlan, code_of_packs, plan_of, replaced_methods
 from sp_core.plans.architectures.wan import WAN
 
@@ -114,7 +114,7 @@ class Asked:
 
 def stand_in(kind: type) -> tuple[Any, Asked]:
     asked, local = Asked(), Known()
-    return make_remote(local, kind, WAN, asked, Watch(local, {}), {}), asked  # type: ignore[arg-type]
+    return make_stand_in(local, kind, WAN, asked, SwapWatch(local, {}), {}), asked  # type: ignore[arg-type]
 
 
 class OwnOuterForward(Known):
@@ -145,8 +145,8 @@ def test_what_is_set_on_a_model_with_code_of_a_pack_is_refused() -> None:
 )
 def test_a_class_that_is_put_on_the_stand_in_is_refused_with_what_to_do(sampling: bool, sentence: str) -> None:
     local = Known()
-    watch = Watch(local, {})
-    model = make_remote(local, Known, WAN, Asked(), watch, {})  # type: ignore[arg-type]
+    watch = SwapWatch(local, {})
+    model = make_stand_in(local, Known, WAN, Asked(), watch, {})  # type: ignore[arg-type]
     if sampling:
         watch.begin()
     with pytest.raises(SPError, match=f"__class__ was {sentence}"):

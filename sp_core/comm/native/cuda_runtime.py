@@ -16,8 +16,8 @@ from .addresses import MAX_WORLD, Copy, Exchange, ExchangeKind
 from .cuda import IPC_HANDLE_BYTES, CLaunch, CStatus, CudaError
 from .rtc import KERNELS, RtcError, kernels_for, load_nvrtc, wheel_library
 
-#: ``kThreads``, ``kMaxBlocks`` and ``kRing`` of ``all2all_heads.cuh``
-_THREADS, MOST_BLOCKS, _RING = 256, 512, 4
+#: ``kThreads``, ``kMaxBlocks`` and ``kEpochs`` of ``all2all_heads.cuh``
+_THREADS, MOST_BLOCKS, _EPOCHS = 256, 512, 4
 _MULTIPROCESSOR_COUNT = 16  # cudaDevAttrMultiProcessorCount
 _LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 _PORTABLE_AND_MAPPED = 1 | 2  # cudaHostAllocPortable, cudaHostAllocMapped
@@ -27,7 +27,7 @@ _ANY_DIRECTION = 4  # cudaMemcpyDefault
 class CControl(ctypes.Structure):
     """``Control``: what stands before the slots of a rank, written by its peers."""
 
-    _fields_: ClassVar = [("grants", ctypes.c_uint64 * MAX_WORLD * _RING), ("arrived", ctypes.c_uint64 * MOST_BLOCKS * MAX_WORLD)]
+    _fields_: ClassVar = [("grants", ctypes.c_uint64 * MAX_WORLD * _EPOCHS), ("arrived", ctypes.c_uint64 * MOST_BLOCKS * MAX_WORLD)]
 
 
 #: bytes before the first slot: ``kSlots``

@@ -31,13 +31,14 @@ from ..native.gpu import GpuCalls, open_device
 from ..small_collectives import all_gather_ints, raise_together
 from ..transport import Slots, Transport
 from .collective import CollectiveTransport
-from .direct import ExchangeTransport, PreparedExchange
+from .exchange_transport import ExchangeTransport, PreparedExchange
 from .peer_memory import Lease, PeerMemory, Window, agree_on_exchange, rounded_slot, slot_count
 
 log = logging.getLogger(__name__)
 
 Method = Literal["kernel", "copy"]
-_LOOK_S = 0.05
+#: how often is looked at what the kernels write
+_STATUS_POLL_S = 0.05
 _MOST_BLOCKS = 512
 #: bytes that are worth a block of their own
 _BLOCK_BYTES = 64 << 10
@@ -125,7 +126,7 @@ class PeerTransport(ExchangeTransport):
         self._plain: Transport | None = None  # in use where there was no memory to grow
         self._again = 0  # the exchange at which growing is tried again
         self._made = 0  # how often the slots were made anew, or left
-        self._watch = Watch(library, self)
+        self._watch = ExchangeWatch(library, self)
         self._use("kernel")
 
     def _use(self, method: Method) -> None:
@@ -286,7 +287,7 @@ class PeerTransport(ExchangeTransport):
         self._made += 1
 
 
-class Watch:
+class ExchangeWatch:
     """A thread that sees an exchange that does not end, and calls it off.
 
     It looks at words in main memory that the kernels write; it makes no CUDA call, so it never waits for the device.
@@ -319,7 +320,7 @@ class Watch:
 
     def _run(self) -> None:
         epoch, since = 0, 0.0
-        while not self._closing.wait(_LOOK_S):
+        while not self._closing.wait(_STATUS_POLL_S):
             started, completed = self._status.started, self._status.completed
             if started == completed or self._status.abort:
                 epoch = 0

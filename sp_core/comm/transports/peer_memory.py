@@ -11,7 +11,7 @@ from ..errors import TransportUnavailable
 from ..native.cuda import IPC_HANDLE_BYTES, CudaError
 from ..native.gpu import GpuCalls
 from ..small_collectives import all_gather_bytes, raise_together
-from .direct import other_exchange
+from .exchange_transport import other_exchange
 
 #: slots that are larger are few, and as large as needed
 LARGE_SLOT_BYTES = 256 << 20

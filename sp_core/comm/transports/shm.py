@@ -34,11 +34,11 @@ from ..native.build import load_cpu
 from ..native.cpu import ExchangeStatus, bind
 from ..small_collectives import all_gather_ints, raise_together
 from ..transport import Slots
-from .direct import ExchangeTransport, PreparedExchange, other_exchange
-from .shm_slots import Slot, SlotPool
+from .exchange_transport import ExchangeTransport, PreparedExchange, other_exchange
+from .shm_slots import OwnSlots, Slot
 
 #: milliseconds between two looks at the peers' health and at ``should_abort``
-_LOOK_MS = 50
+_PEERS_POLL_MS = 50
 #: bytes; below this a copy is cheaper than lending a slot
 _COPY_BELOW = 32 << 10
 _FIRST_MAPPING = 2 << 20
@@ -119,7 +119,7 @@ class ShmTransport(ExchangeTransport):
         super().__init__(rank, world_size)
         self.timeout_s = timeout_s
         self.should_abort = should_abort
-        self.pool = SlotPool(file, library.sp_header_bytes())
+        self.own_slots = OwnSlots(file, library.sp_header_bytes())
         self._library = library
         self._context = context
         self._file = file
@@ -137,9 +137,9 @@ class ShmTransport(ExchangeTransport):
         self._library.sp_tell(self._context, 0, f"rank {self.rank} has closed its exchange".encode())
         self._library.sp_leave(self._context)
         for slot in self._granted.values():
-            self.pool.give_back(slot)
+            self.own_slots.give_back(slot)
         self._granted.clear()
-        self.pool.close()
+        self.own_slots.close()
         self._peers.close()
         os.close(self._file)
 
@@ -158,7 +158,7 @@ class ShmTransport(ExchangeTransport):
         slot = self._granted.pop(self._epoch, None)
         if need and (slot is None or slot.capacity < need):
             if slot is not None:
-                self.pool.give_back(slot)
+                self.own_slots.give_back(slot)
             slot = self._grant(self._epoch, need, second=True)
         self._wait()
         self._sizes.record(need)
@@ -169,7 +169,7 @@ class ShmTransport(ExchangeTransport):
 
     def _grant(self, epoch: int, size: int, *, second: bool) -> Slot:
         try:
-            slot = self.pool.take(size)
+            slot = self.own_slots.take(size)
         except MemoryError as error:
             self._fail(ExchangeError(f"rank {self.rank} has {error}", self.rank))
         self._library.sp_grant(self._context, epoch, second, slot.offset, slot.capacity)
@@ -179,9 +179,9 @@ class ShmTransport(ExchangeTransport):
         size, count = prepared.output_bytes, prepared.exchange.tensors
         if slot is None or size == 0:
             if slot is not None:
-                self.pool.give_back(slot)
+                self.own_slots.give_back(slot)
             return [torch.empty(prepared.shape, dtype=prepared.dtype) for _ in range(count)]
-        lease = self.pool.lend(slot)
+        lease = self.own_slots.lend(slot)
         offsets = [index * prepared.tensor_stride for index in range(count)]
         parts = [torch.frombuffer(lease, dtype=torch.uint8, count=size, offset=offset) for offset in offsets]
         views = [part.view(prepared.dtype).view(prepared.shape) for part in parts]
@@ -192,7 +192,7 @@ class ShmTransport(ExchangeTransport):
     def _wait(self) -> None:
         deadline = time.monotonic() + self.timeout_s
         while True:
-            status = self._library.sp_advance(self._context, _LOOK_MS)
+            status = self._library.sp_advance(self._context, _PEERS_POLL_MS)
             if status == ExchangeStatus.DONE:
                 return
             if status != ExchangeStatus.WAITING:

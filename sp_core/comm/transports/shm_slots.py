@@ -14,7 +14,7 @@ from dataclasses import dataclass
 _POPULATE_WRITE = 23
 _HUGE_PAGE = 2 << 20
 _SMALLEST = 64 << 10
-#: a free slot that was not wanted for so many requests goes back to the system
+#: a free slot that was not wanted by so many takes goes back to the system
 _IDLE_TAKES = 16
 
 
@@ -28,12 +28,12 @@ class Slot:
     used_at: int = 0
 
 
-class SlotPool:
+class OwnSlots:
     """The slots of one rank. Used by one thread; leases may end on any thread, at any time.
 
     Args:
-        file: descriptor of the shared file; the pool grows it and never closes it.
-        start: bytes at the start of the file that are not the pool's.
+        file: descriptor of the shared file; grown here and never closed.
+        start: bytes at the start of the file that are not for slots.
     """
 
     def __init__(self, file: int, start: int) -> None:

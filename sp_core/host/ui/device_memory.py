@@ -27,7 +27,7 @@ class DeviceShare(comfy.model_patcher.ModelPatcher):
         self.sp = sp
 
     def loaded_size(self) -> int:
-        return min(self.model_size(), self.sp.resident_bytes(self.load_device))
+        return min(self.model_size(), self.sp.bytes_on_devices(self.load_device))
 
     def partially_load(self, device_to: Any, extra_memory: Any = 0, force_patch_weights: bool = False) -> int:
         """The worker brings the weights when its MODEL is sampled; ComfyUI has made room for them."""

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: how often is looked, unless the idle time is shorter
-LOOK_S = 2.0
+#: how often is looked whether a pool is idle, unless the idle time is shorter
+IDLE_POLL_S = 2.0
 
 
 class IdleClock:
@@ -48,7 +48,7 @@ def end_when_idle(pool: Pool, limit_s: float, in_use: Callable[[], bool], end: C
 
     def watch() -> None:
         while not pool.over:
-            time.sleep(min(LOOK_S, limit_s / 4))
+            time.sleep(min(IDLE_POLL_S, limit_s / 4))
             if clock.is_over(in_use() or pool.is_busy(), pool.requests, time.monotonic()) and end():
                 log.info("the workers were idle for %.0f s and have ended: %s", limit_s, ", ".join(map(str, pool.devices)))
 

@@ -24,10 +24,10 @@ from .device_memory import DeviceShares
 from .known_objects import KnownObjects
 from .late_callbacks import LateCallbacks
 from .outgoing_options import OutgoingOptions, hooked, placed_too_late, with_own_patches
-from .proxy_module import make_remote
 from .recipe import Recipe
 from .remote_model import RemoteModel, WorkerSession
-from .snapshot import Watch
+from .snapshot import SwapWatch
+from .stand_in import make_stand_in
 
 
 class SPModelPatcher(comfy.model_patcher.ModelPatcher):
@@ -38,7 +38,7 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
     """
 
     sp: RemoteModel
-    watch: Watch
+    watch: SwapWatch
     late_callbacks: LateCallbacks
     shares: DeviceShares
     #: paths of the object patches inside the model that the workers have
@@ -73,7 +73,7 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def loaded_size(self) -> int:
         own = self.load_device if self.sp.shares(self.load_device) else None
-        return min(self.model_size(), self.sp.resident_bytes(own))
+        return min(self.model_size(), self.sp.bytes_on_devices(own))
 
     def partially_load(self, device_to: Any, extra_memory: Any = 0, force_patch_weights: bool = False) -> int:
         before = self.loaded_size()
@@ -220,8 +220,8 @@ def make_sp_patcher(
     outgoing = OutgoingOptions(given, known, departure)
     sp = RemoteModel(session, recipe, devices, plan, source.model_size(), keep_loaded, requested, departure, outgoing)
     base = _own_base_model(source)
-    watch = Watch(local, backup)
-    base.diffusion_model = make_remote(local, local_class, plan, sp, watch, backup)
+    watch = SwapWatch(local, backup)
+    base.diffusion_model = make_stand_in(local, local_class, plan, sp, watch, backup)
     departure.stand_in = weakref.ref(base.diffusion_model)
     # the ranks share the activations out, so ComfyUI may batch conditionings where one device could not
     base.memory_usage_factor = source.model.memory_usage_factor / len(devices)

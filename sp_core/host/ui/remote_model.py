@@ -90,7 +90,7 @@ class RemoteModel:
     """The computing of one patched MODEL: what its clones share, and what each of their calls goes through.
 
     Three callers: the patched MODEL (:class:`.patcher.SPModelPatcher`) tells when a sampling run begins and ends and asks about
-    memory; its stand-in for the diffusion model (:mod:`.proxy_module`) calls :meth:`forward` and :meth:`call`; the session reads
+    memory; its stand-in for the diffusion model (:mod:`.stand_in`) calls :meth:`forward` and :meth:`call`; the session reads
     what the workers need to load the model. :attr:`stats` is of the newest sampling run and is read by the report and the status.
 
     Args:
@@ -141,7 +141,7 @@ class RemoteModel:
         self._pool_of_run = self._session.ensure(self)
         self._on_devices = frozenset(self.devices)
 
-    def resident_bytes(self, device: torch.device | None = None) -> int:
+    def bytes_on_devices(self, device: torch.device | None = None) -> int:
         """Bytes that a worker holds on ``device``, or on any device, as far as this process knows. Never waits."""
         there = any(device is None or worker.is_on(device) for worker in self._on_devices)
         return self.weight_bytes if there and self._session.holds(self) else 0
@@ -194,7 +194,7 @@ class RemoteModel:
         device = _device_of(named)
         pool = self._session.ensure(self)
         if self.plan.keeps_state and pool is not self._pool_of_run:
-            raise SPError("The workers ended in the middle of sampling, with what the model keeps between steps. Queue the prompt again")
+            raise SPError("The workers ended in the middle of sampling, with what the model keeps between forwards. Queue the prompt again")
         started = time.perf_counter()
         body = {
             "key": self.recipe.key,
@@ -207,7 +207,7 @@ class RemoteModel:
             "requested": asdict(self.requested),
             "reset": pool.out_of_step,
         }
-        reply = self._call(pool, "forward", body, device)
+        reply = self._call(pool, "forward", body, device, "a forward")
         pool.out_of_step = False
         self._on_devices = frozenset(self.devices)  # where ComfyUI took them off meanwhile, they are back
         self._account(pool, reply["stats"], time.perf_counter() - started)
@@ -222,16 +222,17 @@ class RemoteModel:
     def call(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         pool = self._session.ensure(self)
         body = {"key": self.recipe.key, "run": self._run_number, "method": method, "args": args, "kwargs": kwargs}
-        return self._call(pool, "call", body, _device_of(args))
+        return self._call(pool, "call", body, _device_of(args), method)
 
-    def _call(self, pool: Pool, operation: str, body: dict[str, Any], device: torch.device) -> Any:
+    def _call(self, pool: Pool, operation: str, body: dict[str, Any], device: torch.device, what: str) -> Any:
+        doing = f"{what} of {self.plan.architecture}"
         try:
             return pool.call(
                 operation,
                 body,
                 device=device,
-                doing=f"computing a step of {self.plan.architecture}",
-                watch=Watcher(f"{self.plan.architecture} step"),
+                doing=f"computing {doing}",
+                watch=Watcher(doing),
                 volatile=("named.x", "named.timestep"),
             )
         except Cancelled:
@@ -253,7 +254,7 @@ class RemoteModel:
 
 
 def computed_in_full(name: str, calls: int, why: str = "") -> str:
-    """Why a step is slower than it could be, for people."""
+    """Why a forward is slower than it could be, for people."""
     reason = f" ({why})" if why else ""
     return (
         f"{name} runs inside the model and may need the whole video{reason}, so every device computes it in full, "

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: how often is asked whether a prompt is over
-POLL_S = 0.5
+PROMPT_POLL_S = 0.5
 
 _session: Session | None = None
 _lock = threading.Lock()
@@ -234,7 +234,7 @@ class Session:
             for models in self.pools:
                 models.release_unused(recipe.key)
         while running & comfy_api.running_prompts():
-            time.sleep(POLL_S)
+            time.sleep(PROMPT_POLL_S)
         with self._lock:
             for models in self.pools:
                 models.drop_unused(recipe.key)

@@ -163,7 +163,7 @@ def _is_below(name: str, packages: Iterable[str]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-class Watch:
+class SwapWatch:
     """Notices swaps during the sampling runs of one patched MODEL and its clones. Arguments as those of :class:`Snapshot`."""
 
     def __init__(self, local: nn.Module, backup: Mapping[str, Any]) -> None:

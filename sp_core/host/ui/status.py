@@ -76,7 +76,7 @@ def _model(model: RemoteModel) -> dict[str, Any]:
         "devices": [str(device) for device in model.devices],
         "keep_loaded": model.keep_loaded,
         "weight_bytes": model.weight_bytes,
-        "on_devices": model.resident_bytes() > 0,
+        "on_devices": model.bytes_on_devices() > 0,
         "forwards": len(run.forward_s),
         "last_forwards_s": [round(seconds, 4) for seconds in run.forward_s[-LAST_FORWARDS:]],
         "decision": run.decision,

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import SPError
 from ...vae import DecodePlan
 from ..options import name_of
-from .proxy_module import StandInMixin
+from .stand_in import StandInMixin
 
 
 class VaeChannel(Protocol):

@@ -35,7 +35,7 @@ class Decider:
 
     def choice(self, model: LoadedModel, call: ForwardCall) -> DegreeChoice:
         """Degrees of one forward. Collective in the first call in a dtype, which measures."""
-        if model.whole is not None:
+        if model.alone is not None:
             return DegreeChoice(Degrees(), self._world_size)
         # a model that keeps something between forwards must find it split the same way
         one_batch = model.plan.keeps_state or wants_whole_batch(model.patcher, model.modules, call.options)

@@ -18,8 +18,8 @@ from ..block_skips import SKIPPED, put_skips
 from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, LATE_FORWARDS
 from . import cfg_split
 from .arrival import late_forwards
+from .comfy_attention import host_functions
 from .forward_call import ForwardCall
-from .host_functions import host_functions
 from .patch_check import foreign_inside, unknown_functions
 from .residency import LoadedModel
 
@@ -33,7 +33,7 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
         call: the same on every rank.
         enter_block: called before each block; see :class:`sp_core.plans.Engine`.
     """
-    if model.whole is not None:
+    if model.alone is not None:
         return _run_alone(model, call, enter_block)
     if groups.cfg is not None:
         call = cfg_split.part_of_call(call, groups.cfg.rank, groups.cfg.world_size)
@@ -56,7 +56,7 @@ def _settled(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, ente
         differing = probing.settle() if probing is not None else []
         if not differing:
             return output, state
-        log.warning("%s began to compute in another way: this step is computed again, with whole data for it", " and ".join(differing))
+        log.warning("%s began to compute in another way: this forward is computed again, with whole data for it", " and ".join(differing))
         contents.put_back()
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from .. import comfy_api
 from .polling import polling
 
-POLL_S = 0.05
+#: how often is looked whether the user cancels
+CANCEL_POLL_S = 0.05
 
 
 @contextlib.contextmanager
@@ -22,7 +23,7 @@ def interruptible(cancelled: Callable[[], bool]) -> Iterator[None]:
         return True
 
     try:
-        with polling(look, POLL_S, "sp-interrupt"):
+        with polling(look, CANCEL_POLL_S, "sp-interrupt"):
             yield
     finally:
         # the executor may have ended before it saw the request

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 from .polling import polling
 
-POLL_S = 0.25
+#: how often is looked how much has arrived
+LOADED_POLL_S = 0.25
 
 
 @contextlib.contextmanager
@@ -28,7 +29,7 @@ def loading_shown(total: int, held: Callable[[], int], show: Callable[[int], Non
 
     show(0)
     try:
-        with polling(look, POLL_S, "sp-loading"):
+        with polling(look, LOADED_POLL_S, "sp-loading"):
             yield
     finally:
         show(0)

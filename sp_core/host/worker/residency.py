@@ -21,7 +21,7 @@ from . import comfy_memory
 from .loading import loading_shown
 
 #: less than any forward needs: the next one asks the host for memory
-_NO_HEADROOM = -1.0
+_NO_ROOM = -1.0
 
 
 class Held(Protocol):
@@ -45,7 +45,7 @@ class LoadedModel:
     patcher: Any
     plan: SequencePlan
     #: name of a pack's class that computes in the place of the model's, so that the forward cannot be shared out
-    whole: str | None = None
+    alone: str | None = None
     #: the sampling run that has begun with this model on this rank, and is not over
     run: int | None = None
     #: what this run has found out about code of other packs; None outside of a run
@@ -79,7 +79,7 @@ class Residency:
         #: a patcher; a graph that is replayed again gives the same one, and it stays active
         self._active: Any = None
         #: bytes of activations that the host made room for beside the active model
-        self._headroom = _NO_HEADROOM
+        self._room = _NO_ROOM
 
     @property
     def keys(self) -> list[str]:
@@ -118,8 +118,8 @@ class Residency:
 
     # -- on the device or not ------------------------------------------------------------
 
-    def activate(self, model: Held, headroom: float, run: int | None) -> None:
-        """Bring ``model`` to the device, with room for ``headroom`` bytes of activations, and begin the sampling run if it is new here.
+    def activate(self, model: Held, activation_bytes: float, run: int | None) -> None:
+        """Bring ``model`` to the device, with ``activation_bytes`` free beside it, and begin the sampling run if it is new here.
 
         The host loads once for a sampling run. It is not done for each forward here either, but for the first
         and when one needs more room: under dynamic VRAM, loading again brings back weights that were just found not to fit.
@@ -129,12 +129,12 @@ class Residency:
         """
         patcher, show = model.patcher, self._context.show
         is_active = self._active is patcher
-        if not (is_active and headroom <= self._headroom and comfy_memory.is_loaded(patcher)):
+        if not (is_active and activation_bytes <= self._room and comfy_memory.is_loaded(patcher)):
             if not is_active:
                 self._deactivate()
             show(Phase.LOADING)
-            self._load(patcher, headroom, show_progress=not is_active)
-            self._active, self._headroom = patcher, headroom
+            self._load(patcher, activation_bytes, show_progress=not is_active)
+            self._active, self._room = patcher, activation_bytes
             self.show_memory(model)
         if run is not None and run != model.run:
             self._end_run(model)
@@ -143,7 +143,7 @@ class Residency:
         show(Phase.COMPUTING)
 
     @contextlib.contextmanager
-    def as_loaded(self) -> Iterator[None]:
+    def unpatched(self) -> Iterator[None]:
         """Inside, the active model is without the objects that its patches put into it.
 
         Clones share the model: a node that wraps a forward which it finds must not find that of another branch.
@@ -161,14 +161,14 @@ class Residency:
             for name, value in patched.items():
                 comfy.utils.set_attr(patcher.model, name, value)
 
-    def _load(self, patcher: Any, headroom: float, show_progress: bool) -> None:
+    def _load(self, patcher: Any, activation_bytes: float, show_progress: bool) -> None:
         import comfy.model_management
 
         models = comfy_memory.models_to_load(patcher)
         in_use = partial(comfy_memory.device_memory, self._context.device)
         total = sum(model.model_size() for model in models)
         with self.progress_of_loading(total, in_use) if show_progress else contextlib.nullcontext():
-            comfy.model_management.load_models_gpu(models, memory_required=headroom)
+            comfy.model_management.load_models_gpu(models, memory_required=activation_bytes)
 
     def release(self, model: Held | None, wholly: bool) -> None:
         """Take a model's weights off the device. It stays loaded in main memory as the host sees fit."""
@@ -180,7 +180,7 @@ class Residency:
 
     def end_run(self, model: Held | None) -> None:
         """A sampling run is over: its patches and the host let go of what they kept for it, and the next run asks for memory again."""
-        self._headroom = _NO_HEADROOM
+        self._room = _NO_ROOM
         try:
             if model is not None:
                 self._end_run(model)
@@ -201,7 +201,7 @@ class Residency:
         comfy_memory.unload(model.patcher, wholly)
 
     def _deactivate(self) -> None:
-        self._active, self._headroom = None, _NO_HEADROOM
+        self._active, self._room = None, _NO_ROOM
 
     # -- what ComfyUI's process sees of it -----------------------------------------------
 

@@ -14,7 +14,7 @@ from ...comm.fastest import RememberedTimes
 from ...errors import SPError
 from ...models.registration import register_models
 from ...parallel.groups import ParallelGroups, ParallelGroupsCache
-from ...parallel.measure import measure_rates
+from ...parallel.rates import measure_rates
 from ...planner.choose import DegreeChoice
 from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees
@@ -70,7 +70,7 @@ class HostService:
         self.context.show(Phase.REPLAYING)
         # before others take their place in main memory
         self._residency.let_go_of_all_but(body["keep"])
-        with self._residency.as_loaded(), self._residency.progress_of_loading(body["weight_bytes"], comfy_memory.process_memory):
+        with self._residency.unpatched(), self._residency.progress_of_loading(body["weight_bytes"], comfy_memory.process_memory):
             patcher = self._replay.output(body["graph"], body["values"], body["node"], body["output_index"], body["list_index"])
         architecture = body["architecture"]
         model = vae.checked(patcher, architecture) if architecture in vae.PLANS else _checked(patcher, architecture)
@@ -111,7 +111,7 @@ class HostService:
             "exchange_s": self._decider.exchange_s(stats),
             "exchange_bytes": stats.bytes_sent,
             "exchanges": stats.exchanges,
-            "decision": choice.line(state.describe(), transport.name) + ("" if model.whole is None else computed_alone(model.whole)),
+            "decision": choice.line(state.describe(), transport.name) + ("" if model.alone is None else computed_alone(model.alone)),
             "whole": state.got_whole,
             "why_whole": state.why_whole,
             "apart": state.apart,

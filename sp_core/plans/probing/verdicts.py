@@ -138,7 +138,7 @@ class Probing:
         if names and changed:
             raise SPError(
                 f"{' and '.join(names)} began to compute in another way in the middle of sampling, by something that other nodes' code "
-                "changed in the same step, so the step can neither be shared nor computed again. Remove the node, or SP Model Patch"
+                "changed in the same forward, so it can neither be shared nor computed again. Remove the node, or SP Model Patch"
             )
         if names:
             self._drawn.restore()

@@ -12,19 +12,19 @@ from ..comm import Transport
 from ..comm.choice import make_transport
 from ..comm.small_collectives import all_gather_ints
 from ..errors import SPError
-from ..parallel.measure import exchange_s, exchanged_shards, measure_rates, sent_bytes
+from ..parallel.rates import exchange_s, exchanged_shards, measure_rates, sent_bytes
 from ..pool.shared_state import Phase
 from ..pool.worker import WorkerContext
 
 
-class ProbeService:
-    """Answers ``probe``; see :class:`sp_core.pool.worker.Service`."""
+class MeasuringService:
+    """Answers ``measure``; see :class:`sp_core.pool.worker.Service`."""
 
     def __init__(self, context: WorkerContext, options: dict[str, Any]) -> None:
         self.context = context
 
     def handle(self, operation: str, body: Any) -> Any:
-        if operation != "probe":
+        if operation != "measure":
             raise SPError(f"the doctor has no operation '{operation}'")
         self.context.show(Phase.COMPUTING)
         device = self.context.device

@@ -17,16 +17,16 @@ def chosen_devices() -> tuple[WorkerDevice, ...]:
 
 
 def measure_links(devices: tuple[WorkerDevice, ...]) -> dict[str, Any]:
-    """What :class:`.probe.ProbeService` answers: transport, rates, and bytes/s between each two devices.
+    """What :class:`.measuring_service.MeasuringService` answers: transport, rates, and bytes/s between each two devices.
 
     Returns ``error``, a sentence, instead where no pool can be started.
     """
     named: dict[str, Any] = {"devices": [str(device) for device in devices]}
     try:
-        pool = Pool(devices, ServiceSpec("sp_core.doctor.probe:ProbeService"))
+        pool = Pool(devices, ServiceSpec("sp_core.doctor.measuring_service:MeasuringService"))
         try:
             pool.start()
-            return named | pool.call("probe", None, doing="measuring the links")
+            return named | pool.call("measure", None, doing="measuring the links")
         finally:
             pool.shutdown()
     except SPError as error:

@@ -18,7 +18,7 @@ import torch
 from ...errors import SPError
 from ...plans import SequencePlan, base_of_pack, replaced_methods
 from ..options import name_of
-from .snapshot import Change, Watch, swapped
+from .snapshot import Change, SwapWatch, swapped
 
 
 class Channel(Protocol):
@@ -127,8 +127,8 @@ def _caller(method: str) -> Callable[..., Any]:
     return call
 
 
-def make_remote(
-    local: torch.nn.Module, local_class: type, plan: SequencePlan, channel: Channel, watch: Watch, backup: Mapping[str, Any]
+def make_stand_in(
+    local: torch.nn.Module, local_class: type, plan: SequencePlan, channel: Channel, watch: SwapWatch, backup: Mapping[str, Any]
 ) -> torch.nn.Module:
     """A stand-in for ``local`` that computes through ``channel``, where ``watch`` does not object.
 

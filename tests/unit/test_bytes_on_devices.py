@@ -22,24 +22,24 @@ def remote(devices: tuple[WorkerDevice, ...] = GPUS, holds: bool = True) -> Remo
 
 
 def where(model: RemoteModel) -> list[str]:
-    return [name for name in EVERYWHERE if model.resident_bytes(torch.device(name)) == 14]
+    return [name for name in EVERYWHERE if model.bytes_on_devices(torch.device(name)) == 14]
 
 
 def test_weights_come_to_all_devices_and_leave_one_or_all() -> None:
     model = remote()
-    assert where(model) == [] and model.resident_bytes() == 0
+    assert where(model) == [] and model.bytes_on_devices() == 0
     model.prepare()
-    assert where(model) == EVERYWHERE and model.resident_bytes() == 14
+    assert where(model) == EVERYWHERE and model.bytes_on_devices() == 14
     model.left(torch.device("cuda:1"))
-    assert where(model) == ["cuda:0", "cuda:2"] and model.resident_bytes() == 14
+    assert where(model) == ["cuda:0", "cuda:2"] and model.bytes_on_devices() == 14
     model.left()
-    assert where(model) == [] and model.resident_bytes() == 0
+    assert where(model) == [] and model.bytes_on_devices() == 0
 
 
 def test_workers_that_ended_hold_nothing() -> None:
     model = remote(holds=False)
     model.prepare()
-    assert where(model) == [] and model.resident_bytes() == 0
+    assert where(model) == [] and model.bytes_on_devices() == 0
 
 
 @pytest.mark.parametrize(

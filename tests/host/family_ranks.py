@@ -1,0 +1,72 @@
+"""The families' forwards over ranks, each against the same forward in one process."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from distributed.longcat_ranks import enter_host
+from host.families import FAMILIES
+from torch import Tensor
+
+from sp_core.demo.run import relative_l2
+
+
+def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, str], dict[str, Any] | None]:
+    """One rank: answers (family, forward, size of the group, layout) with its error and its bits."""
+    import torch.distributed as dist
+
+    enter_host(comfyui)
+    from sp_core.comm import CollectiveTransport
+    from sp_core.host.worker.comfy_attention import host_functions
+    from sp_core.host.worker.verify import digest
+    from sp_core.plans import Engine, plan_named, validate
+    from sp_core.plans.shape import model_shape
+
+    groups = {size: dist.new_group(list(range(size))) for size in range(2, world_size + 1)}
+    models: dict[str, Any] = {}
+
+    def answer(family: str, name: str, size: int, layout: str) -> dict[str, Any] | None:
+        if rank >= size:
+            return None
+        if not FAMILIES[family].known_to_the_host():
+            return {"missing": FAMILIES[family].class_name}
+        try:
+            return compared(family, name, size, layout)
+        except Exception:
+            # not raised: the ranks stay in step for the next case
+            return {"failure": traceback.format_exc()}
+
+    @torch.inference_mode()
+    def compared(family: str, name: str, size: int, layout: str) -> dict[str, Any]:
+        plan = plan_named(FAMILIES[family].class_name)
+        if family not in models:
+            models[family] = FAMILIES[family].build()
+            validate(plan, models[family], "this ComfyUI")
+        model, make = models[family], FAMILIES[family].forwards[name]
+        stock = _forward(model, make())
+        transport = CollectiveTransport(groups[size])
+        inputs = make()
+        engine = Engine(plan, transport, layout=layout, inputs=inputs, host=host_functions())
+        with FAMILIES[family].patched(), engine.installed(model) as state:
+            out = _forward(model, inputs)
+            state.check()
+        errors = [relative_l2(mine, theirs) for mine, theirs in zip(out, stock, strict=True)]
+        shape = model_shape(plan, model)
+        return {
+            "errors": errors,
+            "width": shape and shape.width,
+            "bits": digest(out),
+            "layout": state.describe(),
+            "exchanges": transport.stats.exchanges,
+            "alive": min(float(part.std()) for part in stock),
+        }
+
+    return answer
+
+
+def _forward(model: Any, inputs: dict[str, Any]) -> list[Tensor]:
+    out = model._forward(**{"transformer_options": {}, **inputs})
+    return list(out) if isinstance(out, (list, tuple)) else [out]
