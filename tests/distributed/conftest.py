@@ -38,3 +38,11 @@ def pool(shared_pool: Pool) -> Pool:
     """A pool of three workers that stays for all tests of a module."""
     assert shared_pool.usable, "an earlier test broke the shared pool"
     return shared_pool
+
+
+@pytest.fixture
+def gate(tmp_path):
+    """A block that waits for this file lasts until the test ends it, however fast the machine is."""
+    path = tmp_path / "open"
+    yield path
+    path.touch()

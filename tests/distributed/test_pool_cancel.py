@@ -21,14 +21,6 @@ def test_a_cancel_stops_all_ranks_at_the_same_block(pool):
         assert pool.call("sum", None).item() == 6
 
 
-@pytest.fixture
-def gate(tmp_path):
-    """A block that waits for this file lasts until the test ends it, however fast the machine is."""
-    path = tmp_path / "open"
-    yield path
-    path.touch()
-
-
 def test_a_cancel_does_not_wait_for_a_long_block(pool, gate):
     """The caller goes on; the ranks stop at their next block, and the next call waits for that."""
     with pytest.raises(Cancelled):
