@@ -23,9 +23,13 @@ HERE = Path(__file__).resolve().parent
 SHAPE = "1,16,3,7,6"
 
 
+def write_vaes(comfyui: Path, base: Path) -> None:
+    subprocess.run([sys.executable, str(HERE / "vaes.py"), str(comfyui), str(base / "models" / "vae")], check=True)
+
+
 @pytest.fixture(scope="module")
 def own(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
-    subprocess.run([sys.executable, str(HERE / "vaes.py"), str(comfyui), str(base / "models" / "vae")], check=True)
+    write_vaes(comfyui, base)
     with ComfyServer(comfyui, base, "--cpu") as server:
         yield server
 

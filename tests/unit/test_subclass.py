@@ -9,7 +9,7 @@ from torch import nn
 
 from sp_core.errors import SPError
 from sp_core.host.ui.proxy_module import make_remote
-from sp_core.host.ui.snapshot import Watch
+from sp_core.host.ui.watch import Watch
 from sp_core.plans import NoPlan, code_of_packs, plan_of, replaced_methods
 from sp_core.plans.architectures.wan import WAN
 

@@ -27,7 +27,7 @@ from .outgoing_options import OutgoingOptions, hooked, placed_too_late, with_own
 from .proxy_module import make_remote
 from .recipe import Recipe
 from .remote_model import RemoteModel, WorkerSession
-from .snapshot import Watch
+from .watch import Watch
 
 
 class SPModelPatcher(comfy.model_patcher.ModelPatcher):

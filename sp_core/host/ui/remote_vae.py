@@ -13,6 +13,7 @@ from ...pool.devices import WorkerDevice
 from ...pool.errors import Cancelled, WorkerFailed
 from ...vae import DecodePlan
 from .. import comfy_api
+from ..vae_digest import Digest
 from .progress import Watcher
 from .recipe import Recipe
 from .remote_model import RemoteModel, WorkerSession
@@ -31,7 +32,10 @@ class RemoteVae(RemoteModel):
 
     Args:
         results: where its results belong.
+        digest: what the VAE is in ComfyUI's process; None where a worker's may be another one.
     """
+
+    is_vae = True
 
     def __init__(
         self,
@@ -41,9 +45,11 @@ class RemoteVae(RemoteModel):
         plan: DecodePlan,
         weight_bytes: int,
         results: Results,
+        digest: Digest | None = None,
     ) -> None:
         # the session and the status page ask a decode plan for what they ask of a sequence plan
         super().__init__(session, recipe, devices, plan, weight_bytes)  # type: ignore[arg-type]
+        self.digest = digest
         self._results, self._title, self._decodes = results, plan.title, plan.decodes
 
     def compute(self, method: str, x: Tensor, kwargs: dict[str, Any], output: Tensor | None = None) -> Tensor:
