@@ -21,7 +21,7 @@ from sp_core.pool.errors import WorkerFailed
 from sp_core.vae import DecodePlan
 
 PLAN = DecodePlan("tests.VAE", "Tests", lambda vae: 1)
-DEVICES = (WorkerDevice("cpu", 0), WorkerDevice("cpu", 1))
+DEVICES = tuple(WorkerDevice("cpu", index) for index in range(3))
 NOTHING = {"exchange_s": 0.0, "exchange_bytes": 3, "exchanges": 1}
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...vae import DecodePlan
 from .proxy_module import StandInMixin
+from .vae_tiles import Tiles
 from .watch import VaeWatch
 
 
@@ -44,13 +45,18 @@ def _stand_in(local: torch.nn.Module, members: dict[str, Any], channel: VaeChann
     stand_in: Any = object.__new__(type(kind.__name__, (StandInMixin, kind), {**members, **named}))
     torch.nn.Module.__init__(stand_in)
     # the instance holds the channel: a class goes only when Python looks for circles, and the workers would keep the VAE until then
-    stand_in.__dict__.update(_sp_local=local, _sp_channel=channel, _sp_watch=watch, _sp_backup={}, _sp_reads_more=False, training=False)
+    stand_in.__dict__.update(
+        _sp_local=local, _sp_channel=channel, _sp_watch=watch, _sp_tiles=None, _sp_backup={}, _sp_reads_more=False, training=False
+    )
     return stand_in  # type: ignore[no-any-return]
 
 
 def _computed(call: str) -> Callable[..., Tensor]:
     def compute(self: Any, x: Tensor, output_buffer: Tensor | None = None, device: Any = None, **kwargs: Any) -> Tensor:
         self._sp_watch.check()
+        tiles: Tiles | None = self._sp_tiles
+        if tiles is not None and not kwargs and output_buffer is None and (computed := tiles.result(x)) is not None:
+            return computed
         # each worker has a device of its own
         return self._sp_channel.compute(call, x, kwargs, output_buffer)
 

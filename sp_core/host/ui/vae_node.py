@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import SPError
 from ...pool.devices import WorkerDevice
-from ...vae import PLANS, architecture_of, plan_for, why_not
+from ...vae import DECODE_AND_ENCODE, PLANS, architecture_of, plan_for, why_not
 from .. import comfy_api
 from ..vae_digest import vae_digest
 from .device_input import several_devices
@@ -19,6 +19,7 @@ from .recipe import Recipe
 from .remote_vae import RemoteVae, Results
 from .session import session
 from .vae_module import make_remote_vae
+from .vae_tiles import with_spread_tiles
 from .watch import VaeWatch
 from .wire_recipe import recipe_of_input, register
 
@@ -106,6 +107,8 @@ def make_sp_vae(vae: Any, recipe: Recipe, devices: tuple[WorkerDevice, ...]) -> 
     shared.patcher = SPVaePatcher(shared.first_stage_model, source.load_device, source.offload_device, size=size)
     shared.patcher.sp = remote
     shared.patcher.shares = DeviceShares(remote, source.load_device, source.offload_device)
+    if plan.calls == DECODE_AND_ENCODE:
+        with_spread_tiles(shared)
     # each device computes a band
     shared.memory_used_decode = _shared_out(vae.memory_used_decode, len(devices))
     shared.memory_used_encode = _shared_out(vae.memory_used_encode, len(devices))

@@ -140,6 +140,14 @@ class HostService:
         self._residency.show_memory(loaded)
         return FromEachRank(rows)
 
+    def _do_tiles(self, body: dict[str, Any]) -> FromEachRank:
+        """Decode or encode a tile on each rank, the one of its number."""
+        loaded, tile = self._residency[body["key"]], body["tiles"][self.context.rank]
+        self._residency.activate(loaded, vae.tile_bytes(loaded, body["method"], tile), None)
+        result = vae.compute_tile(loaded, body["method"], tile, body["dtype"], self.context)
+        self._residency.show_memory(loaded)
+        return FromEachRank(result)
+
     def _do_finish(self, body: dict[str, Any]) -> None:
         """A sampling run is over: the model, and the host, let go of what they kept for it."""
         model = self._residency.get(body["key"])
