@@ -85,12 +85,17 @@ def _sampled(name: str, weight: Tensor) -> int:
         plain = plain_tensor(weight.detach())
         if plain.numel() == 0 or plain.device.type == "meta":
             return 0
-        places = torch.linspace(0, plain.numel() - 1, min(plain.numel(), SAMPLES)).long()
-        where = torch.unravel_index(places.to(plain.device), plain.shape) if plain.dim() else ()
+        where = torch.unravel_index(sampled_places(plain.numel()).to(plain.device), plain.shape) if plain.dim() else ()
         values = plain[where].cpu().contiguous().reshape(-1).view(torch.uint8)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return 0  # a format that cannot be read at a place
     return zlib.crc32(bytes(values.tolist()), zlib.crc32(name.encode())) or 1
+
+
+def sampled_places(count: int) -> Tensor:
+    """Which of ``count`` values in a row are looked at, evenly from the first to the last."""
+    number = min(count, SAMPLES)
+    return torch.arange(number) * (count - 1) // max(1, number - 1)
 
 
 def _marks(texts: Mapping[str, str]) -> Marks:

@@ -13,7 +13,7 @@ from torch import nn
 from sp_core.errors import SPError
 from sp_core.host.ui.recipe import Recipe
 from sp_core.host.ui.same_models import check_same_vae
-from sp_core.host.vae_digest import difference, vae_digest
+from sp_core.host.vae_digest import difference, sampled_places, vae_digest
 
 
 class Module(nn.Module):
@@ -89,6 +89,12 @@ def test_the_same_vae(change: Any) -> None:
 )
 def test_another_vae(change: Any, what: str) -> None:
     assert other(change) == what
+
+
+@pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 2**24 + 4, 2**31 + 3])
+def test_samples_reach_from_the_first_value_to_the_last(count: int) -> None:
+    places = sampled_places(count).tolist()
+    assert (places[0], places[-1]) == (0, count - 1) and len(set(places)) == min(count, 256)
 
 
 RECIPE = Recipe({}, "Load-1", 0, {"Load-1": "VAELoader (node 3)"})
