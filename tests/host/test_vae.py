@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,7 +110,7 @@ def check(server: ComfyServer, case: Any, devices: str) -> None:
     assert mine.parts[0].shape == stock.parts[0].shape
     error = relative(mine.parts[0], stock.parts[0])
     print(f"\n{case.__name__} on {devices}: relative L2 {error:.2g}")
-    tiles = case in (decode_in_tiles, encode_in_tiles)
+    tiles = case in (decode_in_tiles, encode_in_tiles, decode_too_large)
     assert error <= (2e-6 if tiles else TOLERANCE)
     states = [state for state in server.get("/sp/status")["models"] if state["architecture"] in PLANS]
     rows = 1 if case is decode_one_row else int(devices.removeprefix("cpu:"))
@@ -127,6 +128,22 @@ def check(server: ComfyServer, case: Any, devices: str) -> None:
 )
 def test_same_as_the_loaders_vae(own: ComfyServer, case: Any, devices: str) -> None:
     check(own, case, devices)
+
+
+def decode_too_large(branch: Branch) -> Link:
+    """ComfyUI decodes by tiles after the whole frame has not fitted."""
+    little = branch.add("SPForeignVae", vae=branch.add("VAELoader", vae_name="tiny_wan21_little.safetensors")[0], how="little memory")[0]
+    given = little if branch.devices is None else branch.add("SPVAEPatch", vae=little, devices=branch.devices)[0]
+    image = branch.add("VAEDecode", samples=latent(branch, "1,16,1,40,40", scale=1.0), vae=given)[0]
+    return branch.add("SPTestPixels", image=image)[0]
+
+
+def test_what_does_not_fit_is_decoded_by_tiles_on_all_devices(own: ComfyServer) -> None:
+    folder = own.base / "models" / "vae"
+    shutil.copy(folder / "tiny_wan21_vae.safetensors", folder / "tiny_wan21_little.safetensors")
+    said = len(own.log())
+    check(own, decode_too_large, "cpu:2")
+    assert own.log(said).count("retrying with tiled VAE decoding") == 2
 
 
 def twice_patched(branch: Branch) -> Link:

@@ -1,5 +1,7 @@
 """Changes deep in a module that no patcher knows of: what a node sets on the object that it got."""
 
+import torch
+
 from .base import ModelNode, rank
 
 
@@ -32,7 +34,25 @@ def _in_workers(module):
         _number(module)
 
 
-CHANGES = {"padding": _padding, "number": _number, "forward": _forward, "hook": _hook, "weights": _weights, "in workers": _in_workers}
+def _little_memory(module):
+    """Frames that are wider than 32 columns of the latent do not fit."""
+
+    def look(part, args):
+        if args[0].shape[-1] > 32:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    module.decoder.conv1.register_forward_pre_hook(look)
+
+
+CHANGES = {
+    "padding": _padding,
+    "number": _number,
+    "forward": _forward,
+    "hook": _hook,
+    "weights": _weights,
+    "in workers": _in_workers,
+    "little memory": _little_memory,
+}
 
 
 class SPForeignVae:
