@@ -42,6 +42,18 @@ def dynamic_vram() -> bool:
     return bool(getattr(comfy.memory_management, "aimdo_enabled", False))
 
 
+def memory_managers() -> tuple[list[Any], list[Any]]:
+    """The Python modules of ComfyUI whose code writes attributes of models' modules, to manage where weights lie and what is patched.
+
+    Returns those that write them on others' objects, and those that define modules.
+    """
+    found = [
+        [sys.modules[f"comfy.{name}"] for name in names if f"comfy.{name}" in sys.modules]
+        for names in (("model_patcher", "model_management", "pinned_memory", "model_prefetch", "memory_management"), ("ops",))
+    ]
+    return found[0], found[1]
+
+
 # -- ComfyUI's own process (host/ui) ---------------------------------------------------------------
 
 

@@ -137,7 +137,7 @@ def _kind(value: Any) -> str:
 
 def _sampled(tensor: Tensor) -> list[float] | None:
     try:
-        plain = _plain(tensor.detach())
+        plain = plain_tensor(tensor.detach())
         if plain.numel() == 0 or plain.device.type == "meta":
             return None
         plain = plain.reshape(1) if plain.dim() == 0 else plain
@@ -154,7 +154,7 @@ def _places(count: int) -> list[int]:
     return [min(count - 1, start + i) for start in (count // 3, 2 * count // 3) for i in range(RUN)]
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def plain_tensor(tensor: Tensor) -> Tensor:
     """What a quantised tensor packs, as it lies in the file; float8 as bytes."""
     packed = getattr(tensor, "_qdata", tensor)
     if type(packed) not in (Tensor, torch.nn.Parameter):

@@ -9,7 +9,7 @@ from .engine import BandEngine
 from .exchange import RowExchange
 from .hunyuan import HUNYUAN_VIDEO, HUNYUAN_VIDEO_15
 from .ltx import LTX_VIDEO
-from .plan import DecodePlan
+from .plan import DECODE_AND_ENCODE, DecodePlan
 from .validation import why_not
 from .wan import WAN_21, WAN_22
 
@@ -28,4 +28,4 @@ def plan_for(vae: Any) -> DecodePlan | None:
     return PLANS.get(architecture_of(vae))
 
 
-__all__ = ["PLANS", "BandEngine", "DecodePlan", "RowExchange", "architecture_of", "plan_for", "why_not"]
+__all__ = ["DECODE_AND_ENCODE", "PLANS", "BandEngine", "DecodePlan", "RowExchange", "architecture_of", "plan_for", "why_not"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from host.boundary import alone, behind, copy_checkpoint, named, on_wan
+from host.boundary import alone, behind, check_sentence, copy_checkpoint, named, on_wan, refusal
 from host.graphs import TOLERANCE, Branch, Link, compare, load, read, relative, run_sp
 
 from sp_core.demo.comfy_server import ComfyServer
@@ -22,6 +22,13 @@ QUESTIONS = [
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.replace(" ", "_"))
 def test_the_stand_in_answers_as_the_model(server: ComfyServer, question: str) -> None:
     compare(server, behind("SPForeignLook", question=question), DEVICES)
+
+
+def test_a_number_that_a_node_sets_deep_in_it_is_refused_by_its_place(server: ComfyServer) -> None:
+    copy_checkpoint(server, "tiny_wan_heads")
+    message = refusal(server, behind("SPForeignHeads", checkpoint="tiny_wan_heads"), DEVICES)
+    assert "The model's blocks.0.self_attn.num_heads was changed from 3 to 1 behind SP Model Patch" in message, message
+    check_sentence(message, r"SPForeignHeads \(node")
 
 
 # -- what another branch left behind ---------------------------------------------------------------

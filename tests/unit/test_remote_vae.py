@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,14 +13,15 @@ from torch import Tensor, nn
 from sp_core.errors import SPError
 from sp_core.host.ui.recipe import Recipe
 from sp_core.host.ui.remote_vae import RemoteVae, Results
-from sp_core.host.ui.vae_module import make_remote_vae
+from sp_core.host.ui.vae_module import make_stand_in_vae
+from sp_core.host.ui.watch import VaeWatch
 from sp_core.pool.coordinator import CallStats
 from sp_core.pool.devices import WorkerDevice
 from sp_core.pool.errors import WorkerFailed
 from sp_core.vae import DecodePlan
 
 PLAN = DecodePlan("tests.VAE", "Tests", lambda vae: 1)
-DEVICES = (WorkerDevice("cpu", 0), WorkerDevice("cpu", 1))
+DEVICES = tuple(WorkerDevice("cpu", index) for index in range(3))
 NOTHING = {"exchange_s": 0.0, "exchange_bytes": 3, "exchanges": 1}
 
 
@@ -63,12 +65,18 @@ class VAE(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.decoder, self.ratio = Decoder(), 8
+        self.conv, self.levels = nn.Conv2d(2, 2, 3), 2
 
     def decode(self, x: Tensor, output_buffer: Tensor | None = None) -> Tensor:
-        return self.decoder(x + 1, gain=0.5, output_buffer=output_buffer)
+        return self.decoder(x + 1, gain=self.levels / 4, output_buffer=output_buffer)
 
     def encode(self, x: Tensor) -> Tensor:
         raise AssertionError("this process computes nothing")
+
+
+def shared_out(local: nn.Module, remote: RemoteVae, plan: DecodePlan = PLAN) -> Any:
+    patcher = SimpleNamespace(backup={}, object_patches_backup={})
+    return make_stand_in_vae(local, plan, remote, VaeWatch(local, patcher))
 
 
 def test_bands_become_one_result_in_comfyuis_dtype(remote: RemoteVae, pool: Pool) -> None:
@@ -97,7 +105,7 @@ def test_too_little_memory_is_what_comfyui_goes_on_from_with_tiles(remote: Remot
 
 def test_methods_run_in_the_workers_and_the_rest_is_the_local_modules(remote: RemoteVae, pool: Pool) -> None:
     local = VAE()
-    module: Any = make_remote_vae(local, PLAN, remote)
+    module: Any = shared_out(local, remote)
     assert isinstance(module, VAE) and type(module).__name__ == "VAE"
     assert torch.equal(module.encode(torch.ones(1, 1, 5, 2)), torch.full((1, 1, 5, 2), 2.0).half())
     assert pool.body["method"] == "encode"
@@ -106,30 +114,81 @@ def test_methods_run_in_the_workers_and_the_rest_is_the_local_modules(remote: Re
 
 
 def test_where_a_module_runs_in_the_workers_the_method_around_it_runs_here(remote: RemoteVae, pool: Pool) -> None:
-    module: Any = make_remote_vae(VAE(), DecodePlan("tests.VAE", "Tests", lambda vae: 1, calls=("decoder", "ratio")), remote)
+    module: Any = shared_out(VAE(), remote, DecodePlan("tests.VAE", "Tests", lambda vae: 1, calls=("decoder", "ratio")))
     assert torch.equal(module.decode(torch.ones(1, 1, 5, 2)), torch.full((1, 1, 5, 2), 4.0).half())
     assert (pool.body["method"], pool.body["kwargs"]) == ("decoder", {"gain": 0.5})
     room = torch.zeros(1, 1, 5, 2)
     assert module.decode(torch.ones(1, 1, 5, 2), output_buffer=room) is room
 
 
-def test_comfyui_finds_no_modules_to_move_or_unpatch_below_it(remote: RemoteVae) -> None:
-    module: Any = make_remote_vae(VAE(), PLAN, remote)
-    assert [*module.modules()] == [module]
-    assert module.to(torch.float64) is module and next(module.parameters()).dtype == torch.float32
+def test_it_is_not_moved(remote: RemoteVae) -> None:
+    module = shared_out(VAE(), remote)
+    assert module.to("cpu") is module and module.to(torch.float32) is module
 
 
 def test_a_method_that_is_replaced_behind_the_node_is_refused(remote: RemoteVae) -> None:
-    module: Any = make_remote_vae(VAE(), PLAN, remote)
-    with pytest.raises(SPError, match=r"The VAE's decode was replaced .* Place the node that replaces it before SP VAE Patch"):
+    module = shared_out(VAE(), remote)
+    with pytest.raises(SPError, match=r"The VAE's decode was replaced behind SP VAE Patch .* Place SP VAE Patch after the node"):
         module.decode = lambda x: x
-    module.device = "anything that is no part of the VAE"
+    module.pack = "anything that is no part of the VAE"
+    setattr(module, "levels", 2)  # noqa: B010
+
+
+def everywhere(function: Any) -> Any:
+    """What packs do to each convolution of a VAE."""
+
+    def change(vae: Any) -> None:
+        for module in vae.modules():
+            if isinstance(module, nn.Conv2d):
+                function(module)
+
+    return change
+
+
+AT_ONCE: dict[str, tuple[Any, str]] = {
+    "a number": (lambda vae: setattr(vae, "levels", 4), "The VAE's levels was changed from 2 to 4 behind SP VAE Patch"),
+    "its dtype": (lambda vae: vae.to(torch.float64), "The VAE's dtype was changed from torch.float32 to torch.float64"),
+    "other weights": (lambda vae: vae.load_state_dict(VAE().state_dict()), "The VAE's weights was replaced"),
+    "a part": (lambda vae: setattr(vae, "conv", nn.Conv2d(2, 2, 1)), "The VAE's conv was replaced"),
+    "a copy": (copy.deepcopy, "The VAE was copied behind SP VAE Patch"),
+}
+LATER: dict[str, tuple[Any, str]] = {
+    "a text": (
+        everywhere(lambda conv: setattr(conv, "padding_mode", "circular")),
+        "The VAE's conv.padding_mode was changed from 'zeros' to 'circular' behind SP VAE Patch",
+    ),
+    "by apply": (
+        lambda vae: vae.apply(lambda module: isinstance(module, nn.Conv2d) and setattr(module, "stride", (2, 2))),
+        r"The VAE's conv.stride was changed from tuple\(1, 1\) to tuple\(2, 2\)",
+    ),
+    "a forward": (lambda vae: setattr(vae.decoder, "forward", abs), "The VAE's decoder.forward was replaced"),
+    "a hook": (lambda vae: vae.decoder.register_forward_hook(lambda *_: None), "The VAE's decoder.forward was replaced"),
+    "a part of a part": (lambda vae: vae.decoder.add_module("more", nn.ReLU()), "The VAE's decoder.more was replaced"),
+    "a weight in place": (lambda vae: vae.conv.weight.data[1].zero_(), "The VAE's conv.weight was written in place"),
+    "a new weight": (lambda vae: setattr(vae.conv, "bias", nn.Parameter(torch.ones(2))), "The VAE's conv.bias was written in place"),
+}
+
+
+@pytest.mark.parametrize(("change", "says"), AT_ONCE.values(), ids=AT_ONCE)
+def test_a_change_of_the_stand_in_is_refused(remote: RemoteVae, change: Any, says: str) -> None:
+    with pytest.raises(SPError, match=says):
+        change(shared_out(VAE(), remote))
+
+
+@pytest.mark.parametrize(("change", "says"), LATER.values(), ids=LATER)
+def test_a_change_deep_in_the_vae_is_refused_when_it_computes(remote: RemoteVae, change: Any, says: str) -> None:
+    module = shared_out(VAE(), remote)
+    module.encode(torch.ones(1, 1, 5, 2))
+    change(module)
+    with pytest.raises(SPError, match=says) as caught:
+        module.encode(torch.ones(1, 1, 5, 2))
+    assert "free the models and the node cache" in str(caught.value)
 
 
 def test_comfyui_makes_room_for_the_pixels_where_the_plan_knows_how_many(remote: RemoteVae, pool: Pool) -> None:
     knows = DecodePlan("tests.VAE", "Tests", lambda vae: 1, decoded_shape=lambda vae, latent: (*latent[:3], 8 * latent[3]))
-    module: Any = make_remote_vae(VAE(), knows, remote)
+    module: Any = shared_out(VAE(), remote, knows)
     assert module.comfy_has_chunked_io and module.decode_output_shape((1, 1, 5, 2)) == (1, 1, 5, 16)
-    assert not hasattr(make_remote_vae(VAE(), PLAN, remote), "comfy_has_chunked_io")
+    assert not hasattr(shared_out(VAE(), remote), "comfy_has_chunked_io")
     module.encode(torch.ones(1, 1, 5, 2), device=torch.device("cpu"))
     assert pool.body["kwargs"] == {}

@@ -11,10 +11,13 @@ import pytest
 from torch import nn
 
 from sp_core.errors import SPError
-from sp_core.host.ui.snapshot import Snapshot, SwapWatch
+from sp_core.host.ui.snapshot import Snapshot
+from sp_core.host.ui.watch import SwapWatch
+
+HALVES = 2
 
 
-def attend(x: Any) -> Any:
+def attend(x: Any, *_: Any) -> Any:
     return x
 
 
@@ -22,11 +25,17 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(2, 2)
+        self.conv = nn.Conv2d(2, 2, 3)
         self.function = attend
-        self.calls = 0
+        self.num_heads = 3
+        self.axes = [1, 2]
+        self.drop = nn.Dropout()
+        self.calls, self.seen = 0, {}
 
     def forward(self, x: Any) -> Any:
-        return attend(x)
+        self.calls += 1
+        self.seen["last"] = x
+        return attend(x, self.num_heads, self.axes, HALVES)
 
 
 class Model(nn.Module):
@@ -40,6 +49,11 @@ class Model(nn.Module):
 
 def other(*args: Any) -> Any:
     return args
+
+
+def set_heads(block: Any, heads: int) -> None:
+    # not by an assignment: what functions of the model's file assign is its state
+    setattr(block, "num_heads", heads)  # noqa: B010
 
 
 def remove_block(model: Any) -> None:
@@ -59,6 +73,11 @@ SWAPS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "deep": (lambda m: setattr(m.blocks[1].linear, "forward", other), "blocks.1.linear.forward"),
     "hook": (lambda m: m.blocks[1].register_forward_hook(other), "blocks.1.forward"),
     "hook before": (lambda m: m.blocks[1].register_forward_pre_hook(other), "blocks.1.forward"),
+    "number": (lambda m: setattr(m.blocks[1], "num_heads", 4), "blocks.1.num_heads"),
+    "removed number": (lambda m: delattr(m.blocks[1], "num_heads"), "blocks.1.num_heads"),
+    "text of torch's": (lambda m: setattr(m.blocks[0].conv, "padding_mode", "circular"), "blocks.0.conv.padding_mode"),
+    "flag": (lambda m: m.blocks[0].eval(), "blocks.0.drop.training"),
+    "in place": (lambda m: m.blocks[0].axes.append(3), "blocks.0.axes"),
     "class": (lambda m: setattr(m.blocks[0], "__class__", type("Mine", (Block,), {})), "blocks.0.__class__"),
 }
 
@@ -84,12 +103,22 @@ def test_methods_of_classes_and_functions_of_their_modules() -> None:
 
 HARMLESS: dict[str, Callable[[Any], Any]] = {
     "nothing": lambda m: None,
-    "data": lambda m: setattr(m.blocks[0], "calls", 5),
+    "a forward": lambda m: m.blocks[0](7),
+    "equal data": lambda m: setattr(m.blocks[0], "axes", [1, 2]),
     "new data": lambda m: setattr(m.blocks[0], "swapped_out", {}),
+    "what manages memory": lambda m: setattr(m.blocks[0], "weight_function", [other]),
     "a name that the model does not know": lambda m: setattr(m, "forward_before", m.forward_orig),
     "its own method": lambda m: setattr(m, "forward_orig", m.forward_orig),
     "weights": lambda m: setattr(m.blocks[0].linear, "weight", nn.Parameter(m.blocks[0].linear.weight * 2)),
 }
+
+
+def test_numbers_of_classes_and_of_their_modules() -> None:
+    model = Model()
+    snapshot = Snapshot(model, {})
+    with unittest.mock.patch.object(__import__("sys").modules[__name__], "HALVES", 3):
+        (change,) = snapshot.changes()
+    assert (change.place.rpartition(".")[2], change.before, change.value) == ("HALVES", "2", 3)
 
 
 @pytest.mark.parametrize("change", HARMLESS.values(), ids=HARMLESS)
@@ -157,3 +186,31 @@ def test_the_sentence() -> None:
     assert "EasyCache" in str(caught.value)
     assert "Remove the node" in str(caught.value)
     watch.check()
+
+
+def test_what_a_node_changed_behind_ours_is_noticed_when_sampling_begins() -> None:
+    model = Model()
+    set_heads(model.blocks[0], 5)  # another branch's
+    watch = SwapWatch(model, {})
+    watch.handing_out()
+    set_heads(model.blocks[0], 4)
+    with pytest.raises(
+        SPError, match=r"The model's blocks.0.num_heads was changed from 5 to 4 behind SP Model Patch, which has no effect"
+    ) as caught:
+        watch.begin()
+    assert "Place SP Model Patch after the node that changes it" in str(caught.value)
+    assert not watch.sampling
+    set_heads(model.blocks[0], 5)
+    watch.begin()
+    watch.end()
+    set_heads(model.blocks[0], 6)
+    watch.begin()  # nobody got a part of it from the stand-in, so it is another branch's
+
+
+def test_a_number_that_is_changed_while_sampling() -> None:
+    model = Model()
+    watch = SwapWatch(model, {})
+    watch.begin()
+    set_heads(model.blocks[1], 1)
+    with pytest.raises(SPError, match=r"The model's blocks.1.num_heads was changed from 3 to 1 while sampling"):
+        watch.check()

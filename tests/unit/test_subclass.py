@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 from sp_core.errors import SPError
-from sp_core.host.ui.snapshot import SwapWatch
 from sp_core.host.ui.stand_in import make_stand_in
+from sp_core.host.ui.watch import SwapWatch
 from sp_core.plans import NoPlan, code_of_packs, plan_of, replaced_methods
 from sp_core.plans.architectures.wan import WAN
 

@@ -26,8 +26,8 @@ from .late_callbacks import LateCallbacks
 from .outgoing_options import OutgoingOptions, hooked, placed_too_late, with_own_patches
 from .recipe import Recipe
 from .remote_model import RemoteModel, WorkerSession
-from .snapshot import SwapWatch
 from .stand_in import make_stand_in
+from .watch import SwapWatch
 
 
 class SPModelPatcher(comfy.model_patcher.ModelPatcher):

@@ -17,7 +17,7 @@ from .held_models import HeldModels
 from .progress import Watcher
 from .recipe import Recipe, union
 from .remote_model import RemoteModel
-from .same_models import check_same_models
+from .same_models import check_same_models, check_same_vae
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +99,8 @@ class PoolModels:
         try:
             watch, doing = Watcher("loading the model"), "loading the model"
             reply = pool.call("load", body, doing=doing, watch=watch, volatile=("values",))
-            digests = pool.call("digests", {"outputs": list(model.recipe.models)}, doing=doing, watch=watch)
+            asked = {"outputs": list(model.recipe.models), "vae": model.recipe.key if model.is_vae else None}
+            digests = pool.call("digests", asked, doing=doing, watch=watch)
         except Cancelled:
             comfy_api.raise_interrupt()
         except WorkerFailed as error:
@@ -107,6 +108,8 @@ class PoolModels:
         # a model that differs is not used: the next prompt loads it again, and proves it again
         self._resident = {key: live[key] for key in reply["resident"] if key != model.recipe.key}
         check_same_models(model.recipe, digests["by_rank"])
+        if model.is_vae:
+            check_same_vae(model.recipe, model.digest, digests["vae_by_rank"])
         self._resident[model.recipe.key] = model.recipe
         model.must_replay = False
         log.info("model %s in %d workers after %.2f s", model.recipe.key, pool.world_size, time.perf_counter() - started)

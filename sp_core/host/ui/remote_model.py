@@ -20,6 +20,7 @@ from ...pool.errors import Cancelled
 from .. import comfy_api
 from ..block_skips import SKIPPED, take_skips
 from ..travel import from_wire, to_wire
+from ..vae_digest import Digest
 from .departure import Departure
 from .known_objects import KnownObjects
 from .outgoing_options import OutgoingOptions
@@ -102,6 +103,10 @@ class RemoteModel:
         departure: packs objects for the workers.
         outgoing: sorts the options of forwards.
     """
+
+    is_vae = False
+    #: what a VAE is in ComfyUI's process, for the proof that the workers have the same
+    digest: Digest | None = None
 
     def __init__(
         self,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...pool.coordinator import CallStats
 from ...pool.devices import WorkerDevice
 from ...pool.errors import Cancelled, WorkerFailed
 from ...vae import DecodePlan
 from .. import comfy_api
+from ..vae_digest import Digest
 from .progress import Watcher
 from .recipe import Recipe
 from .remote_model import RemoteModel, WorkerSession
@@ -31,7 +34,10 @@ class RemoteVae(RemoteModel):
 
     Args:
         results: where its results belong.
+        digest: what the VAE is in ComfyUI's process; None where a worker's may be another one.
     """
+
+    is_vae = True
 
     def __init__(
         self,
@@ -41,9 +47,11 @@ class RemoteVae(RemoteModel):
         plan: DecodePlan,
         weight_bytes: int,
         results: Results,
+        digest: Digest | None = None,
     ) -> None:
         # the session and the status page ask a decode plan for what they ask of a sequence plan
         super().__init__(session, recipe, devices, plan, weight_bytes)  # type: ignore[arg-type]
+        self.digest = digest
         self._results, self._title, self._decodes = results, plan.title, plan.decodes
 
     def compute(self, method: str, x: Tensor, kwargs: dict[str, Any], output: Tensor | None = None) -> Tensor:
@@ -57,12 +65,43 @@ class RemoteVae(RemoteModel):
             OutOfMemoryError: a device has too little memory; ComfyUI goes on with tiles.
             SPError: anything else went wrong in the workers.
         """
+        joined = _Joined(self._results, output)
+        cost = self._ask("vae", method, {"x": x, "kwargs": kwargs}, "x", joined.take)
+        self._count(joined.stats, cost, f"{method}: {joined.ranks} of {len(self.devices)} devices, each a band of the frame")
+        assert joined.whole is not None
+        return joined.whole
+
+    @property
+    def ranks(self) -> int:
+        return len(self.devices)
+
+    def compute_tiles(self, method: str, tiles: list[Tensor]) -> list[Tensor]:
+        """Decode or encode one tile on each device, in ComfyUI's device and dtype for results. Raises as :meth:`compute` does.
+
+        Args:
+            tiles: as many as there are devices; shapes may differ.
+        """
+        results: dict[int, Tensor] = {}
+
+        def take(rank: int, value: dict[str, Any]) -> None:
+            # the value is a view of a buffer that the next request writes
+            results[rank] = value["result"].to(self._results.device, self._results.dtype, copy=True)
+
+        cost = self._ask("tiles", method, {"tiles": tiles}, "tiles", take)
+        no_exchange = {"exchange_s": 0.0, "exchange_bytes": 0, "exchanges": 0}
+        self._count(no_exchange, cost, f"{method}: {self.ranks} of {self.ranks} devices, each a tile of its own")
+        return [results[rank] for rank in range(self.ranks)]
+
+    def _ask(
+        self, operation: str, method: str, what: dict[str, Any], volatile: str, take: Callable[[int, Any], None]
+    ) -> tuple[float, CallStats]:
+        """Have the workers compute; returns seconds, and what was sent."""
         pool = self._session.ensure(self)
-        started, joined = time.perf_counter(), _Joined(self._results, output)
-        body = {"key": self.recipe.key, "method": method, "x": x, "kwargs": kwargs, "dtype": self._results.dtype, "reset": pool.out_of_step}
+        started = time.perf_counter()
+        body = {"key": self.recipe.key, "method": method, **what, "dtype": self._results.dtype, "reset": pool.out_of_step}
         doing = f"{'decoding' if self._decodes(method) else 'encoding'} with the VAE of {self._title}"
         try:
-            pool.call("vae", body, doing=doing, watch=Watcher(doing), volatile=("x",), each=joined.take)
+            pool.call(operation, body, doing=doing, watch=Watcher(doing), volatile=(volatile,), each=take)
         except Cancelled:
             comfy_api.raise_interrupt()
         except WorkerFailed as error:
@@ -70,10 +109,11 @@ class RemoteVae(RemoteModel):
                 raise torch.OutOfMemoryError(str(error)) from error
             raise
         pool.out_of_step = False
-        self.stats.count(joined.stats, time.perf_counter() - started, pool.last_call)
-        self.stats.decision = f"{method}: {joined.ranks} of {pool.world_size} devices, each a band of the frame"
-        assert joined.whole is not None
-        return joined.whole
+        return time.perf_counter() - started, pool.last_call
+
+    def _count(self, told: dict[str, Any], cost: tuple[float, CallStats], decision: str) -> None:
+        self.stats.count(told, *cost)
+        self.stats.decision = decision
 
 
 class _Joined:

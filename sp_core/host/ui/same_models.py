@@ -1,4 +1,4 @@
-"""The proof that all workers hold the same model."""
+"""The proof that all workers hold the same model, and the same VAE."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ...errors import SPError
+from .. import vae_digest
 from ..model_digest import PARTS, WEIGHT_PATCHES, difference, from_plain
 from .recipe import Recipe
 
@@ -40,6 +41,26 @@ def check_same_models(recipe: Recipe, by_rank: list[list[Any]]) -> None:
                 f"{next(iter(found.values()))}. What it makes depends on the process: on the clock, a file, free memory or a random "
                 "number. Remove this node, or SP Model Patch"
             )
+
+
+def check_same_vae(recipe: Recipe, ours: vae_digest.Digest | None, by_rank: list[vae_digest.Digest]) -> None:
+    """Compare the VAE of a recipe over the ranks, and with ComfyUI's process.
+
+    Args:
+        ours: the digest in ComfyUI's process; None where that computes on a device of another kind.
+
+    Raises:
+        SPError: the VAE is another one in a worker.
+    """
+    first = by_rank[0] if ours is None else ours
+    found = {rank: what for rank, theirs in enumerate(by_rank) if (what := vae_digest.difference(first, theirs))}
+    if found:
+        ranks = ("rank " if len(found) == 1 else "ranks ") + ", ".join(map(str, sorted(found)))
+        raise SPError(
+            f"{recipe.origin[recipe.node]} made another VAE in the worker of {ranks} than elsewhere: {next(iter(found.values()))}. "
+            "If another branch of the prompt changed the VAE that ComfyUI's process has loaded, free the models and the node cache. "
+            "Else what a node makes depends on the process: on the clock, a file or a random number. Remove this node, or SP VAE Patch"
+        )
 
 
 def _difference(first: list[Any] | None, other: list[Any] | None, parts: Collection[str]) -> str | None:

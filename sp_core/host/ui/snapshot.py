@@ -1,8 +1,9 @@
-"""What Python a diffusion model consists of, remembered to notice that somebody swaps a part of it while it is sampled.
+"""What Python a diffusion model or a VAE consists of, remembered to notice that somebody changes a part of it.
 
 Some packs change Python objects for the time of a step: a method of the model, its list of blocks, a block's forward, the
 attention function of the model's module. The step computes in the workers, where nothing was swapped, so the swap would be
-lost without a word. A snapshot is taken where sampling begins and compared before each forward.
+lost without a word. Others set a number or a flag of a module, such as a convolution's padding. A snapshot is taken where
+sampling begins, or where the VAE is shared out, and compared before each forward.
 
 ComfyUI itself changes the module, which all branches of one loader share: it applies and takes back object patches of
 another branch, whose originals it keeps in a backup, and takes back what was injected. Neither is a swap.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from operator import is_not, methodcaller
 from types import MethodType
@@ -20,27 +22,28 @@ from typing import Any
 
 from torch import nn
 
-from ...errors import SPError
-from ..options import name_of
-from .origin import pack_in_call
+from ..module_settings import MISSING, Settings, is_container, is_managed, plain_text, same, told
 
 #: in ComfyUI's names the paths of a MODEL's patches begin with this
-_MODEL = "diffusion_model"
+IN_A_MODEL = "diffusion_model."
 _ATTENTION = "comfy.ldm.modules.attention"
 #: modules whose functions no model calls by their global names
 _NOT_READ = ("torch", "comfy.ops")
-_MISSING = object()
 
 
 @dataclass(frozen=True)
 class Change:
     """A part of the model that is another one now."""
 
-    #: dotted name below the diffusion model, or of a class or module
+    #: dotted name below the diffusion model or the VAE, or of a class or module
     place: str
     value: Any
-    #: below the diffusion model
+    #: below the diffusion model or the VAE
     inside: bool = True
+    #: what it said before, of a number, a flag or a text
+    before: str | None = None
+    #: a weight whose numbers are others
+    written: bool = False
 
 
 class _Dictionaries:
@@ -57,12 +60,12 @@ class _Dictionaries:
         return list(map(len, self._where)) == self._sizes and not any(map(is_not, _values(self._where), self._values))
 
     def changed(self) -> Iterator[list[tuple[str, Any, Any]]]:
-        """(name, value then, value now) of what changed, for each dictionary; ``_MISSING`` where there is none."""
+        """(name, value then, value now) of what changed, for each dictionary; ``MISSING`` where there is none."""
         end = 0
         for now, size in zip(self._where, self._sizes, strict=True):
             start, end = end, end + size
             then = dict(zip(self._names[start:end], self._values[start:end], strict=True))
-            pairs = ((name, then.get(name, _MISSING), now.get(name, _MISSING)) for name in sorted(then.keys() | now.keys(), key=str))
+            pairs = ((name, then.get(name, MISSING), now.get(name, MISSING)) for name in sorted(then.keys() | now.keys(), key=str))
             yield [(name, before, value) for name, before, value in pairs if before is not value]
 
 
@@ -78,9 +81,22 @@ class _Modules:
         self._classes = list(map(type, modules.values()))
         held = [(m.__dict__, m._modules, m._forward_hooks, m._forward_pre_hooks) for m in modules.values()]
         self._held = _Dictionaries(list(chain.from_iterable(held)))
+        #: what lists and other containers said that can change in place
+        self._texts = [
+            (path, name, value, text)
+            for path, module in modules.items()
+            for name, value in vars(module).items()
+            if is_container(value) and (text := plain_text(value)) is not None
+        ]
+
+    @cached_property
+    def settings(self) -> Settings:
+        return Settings(self._modules.values())
 
     def same(self) -> bool:
-        return list(map(type, self._modules.values())) == self._classes and self._held.same()
+        if list(map(type, self._modules.values())) != self._classes or not self._held.same():
+            return False
+        return all(plain_text(value) == text for _, _, value, text in self._texts)
 
     def changes(self) -> Iterator[Change]:
         changed = self._held.changed()
@@ -88,13 +104,28 @@ class _Modules:
             if type(module) is not kind:
                 yield Change(_below(path, "__class__"), type(module))
             for name, then, now in next(changed):
+                if is_managed(name):
+                    continue
                 if _is_swap(module, name, then, now):
                     yield Change(_below(path, name), now)
+                elif self._is_set_anew(kind, name, then, now):
+                    yield Change(_below(path, name), now, before=told(then))
             for name, _, now in next(changed):
-                yield Change(_below(path, name), None if now is _MISSING else now)
+                yield Change(_below(path, name), None if now is MISSING else now)
             for _, _, now in chain(next(changed), next(changed)):
-                if now is not _MISSING:
+                if now is not MISSING:
                     yield Change(_below(path, "forward"), now)
+        for path, name, value, text in self._texts:
+            module = self._modules[path]
+            if vars(module).get(name) is value and plain_text(value) != text and self.settings.is_setting(type(module), name):
+                yield Change(_below(path, name), value, before=text)
+
+    def _is_set_anew(self, kind: type, name: str, then: Any, now: Any) -> bool:
+        """An attribute that is no function and that the model's code reads says something else."""
+        if callable(then) or callable(now):
+            return False
+        before, after = (getattr(kind, name, MISSING) if value is MISSING else value for value in (then, now))
+        return not same(before, after) and self.settings.is_setting(kind, name)
 
 
 def _below(path: str, name: str) -> str:
@@ -105,12 +136,13 @@ class Snapshot:
     """What the Python of ``local`` was when this was made. It holds the objects, so that none of them is taken for another.
 
     Args:
-        local: the diffusion model in ComfyUI's process.
+        local: the diffusion model in ComfyUI's process, or the VAE's module.
         backup: what other branches' object patches replaced, by path, kept up by ComfyUI (``object_patches_backup``).
+        prefix: in these paths, before what lies below ``local``.
     """
 
-    def __init__(self, local: nn.Module, backup: Mapping[str, Any]) -> None:
-        self._backup, self._backup_then = backup, dict(backup)
+    def __init__(self, local: nn.Module, backup: Mapping[str, Any], prefix: str = IN_A_MODEL) -> None:
+        self._backup, self._backup_then, self._prefix = backup, dict(backup), prefix
         modules = dict(local.named_modules())
         self._modules = _Modules(modules)
         classes = _classes_of(modules.values())
@@ -130,11 +162,22 @@ class Snapshot:
             found = [change for change in self._modules.changes() if not self._is_comfyuis(change)]
         if not self._shared.same():
             for place, changed in zip(self._places, self._shared.changed(), strict=True):
-                found += [Change(f"{place}.{name}", now, inside=False) for name, then, now in changed if callable(then)]
+                found += [self._outside(f"{place}.{name}", then, now) for name, then, now in changed if self._counts(name, then, now)]
         return found
 
+    def _counts(self, name: str, then: Any, now: Any) -> bool:
+        """A function of a class or of a Python module is another one, or a number, flag or text that no code writes."""
+        if callable(then):
+            return True
+        texts = (plain_text(then), plain_text(now))
+        return None not in texts and texts[0] != texts[1] and not name.startswith("__") and not self._modules.settings.is_written(name)
+
+    @staticmethod
+    def _outside(place: str, then: Any, now: Any) -> Change:
+        return Change(place, now, inside=False, before=None if callable(then) else told(then))
+
     def _is_comfyuis(self, change: Change) -> bool:
-        path = f"{_MODEL}.{change.place}"
+        path = f"{self._prefix}{change.place}"
         backups = (self._backup_then, self._backup)
         if any(path in backup and backup[path] is change.value for backup in backups):
             return True
@@ -143,11 +186,11 @@ class Snapshot:
 
 def _is_swap(module: nn.Module, name: str, then: Any, now: Any) -> bool:
     """An attribute that the model may call is another one, and not the one of the module's class."""
-    if now is _MISSING:
+    if now is MISSING:
         return callable(then) and not hasattr(type(module), name)
     if not callable(now) and not callable(then):
         return False
-    if then is _MISSING and not hasattr(type(module), name):
+    if then is MISSING and not hasattr(type(module), name):
         return False  # the model's code does not know this name
     own = getattr(type(module), name, None)
     return not (isinstance(now, MethodType) and now.__self__ is module and now.__func__ is own)
@@ -161,56 +204,3 @@ def _classes_of(modules: Iterable[nn.Module]) -> list[type]:
 
 def _is_below(name: str, packages: Iterable[str]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
-
-
-class SwapWatch:
-    """Notices swaps during the sampling runs of one patched MODEL and its clones. Arguments as those of :class:`Snapshot`."""
-
-    def __init__(self, local: nn.Module, backup: Mapping[str, Any]) -> None:
-        self._local, self._backup = local, backup
-        self._snapshot: Snapshot | None = None
-
-    def begin(self) -> None:
-        """What the model is now is what the workers have, unless a run is being watched already."""
-        if self._snapshot is None:
-            self.accept()
-
-    def accept(self) -> None:
-        """What the model is now is what the workers have."""
-        if self._snapshot is None or not self._snapshot.is_current():
-            self._snapshot = Snapshot(self._local, self._backup)
-
-    def end(self) -> None:
-        self._snapshot = None
-
-    @property
-    def sampling(self) -> bool:
-        """A sampling run is being watched."""
-        return self._snapshot is not None
-
-    def check(self) -> None:
-        """Before a forward.
-
-        Raises:
-            SPError: a part of the model was swapped in this process.
-        """
-        changes = self._snapshot.changes() if self._snapshot is not None else []
-        if changes:
-            raise swapped(changes[0])
-
-
-def swapped(change: Change, sampling: bool = True) -> SPError:
-    """The sentence about a part of the model that somebody swaps while it is sampled, or before that."""
-    place = f"The model's {change.place}" if change.inside else change.place
-    by = pack_in_call()
-    by_whom = f", by {by}" if by else ""
-    if not sampling:
-        return SPError(
-            f"{place} was replaced behind SP Model Patch ({name_of(change.value)}{by_whom}), which has no effect on the workers. "
-            "Place SP Model Patch after the node that replaces it, or remove that node"
-        )
-    return SPError(
-        f"{place} was replaced while sampling ({name_of(change.value)}{by_whom}), which has no effect on the workers. "
-        "Remove the node that replaces it (a cache or a guidance that patches the model's code), or SP Model Patch. "
-        "ComfyUI's own caches, EasyCache and LazyCache, work with SP Model Patch"
-    )

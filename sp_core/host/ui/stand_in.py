@@ -18,7 +18,8 @@ import torch
 from ...errors import SPError
 from ...plans import SequencePlan, base_of_pack, replaced_methods
 from ..options import name_of
-from .snapshot import Change, SwapWatch, swapped
+from .snapshot import Change
+from .watch import SwapWatch, swapped
 
 
 class Channel(Protocol):
@@ -36,11 +37,16 @@ class StandInMixin:
         # only reached for what the instance and its classes lack: parameters, submodules, plain attributes
         left_by_others = self.__dict__["_sp_backup"]
         path = f"diffusion_model.{name}"
-        return left_by_others[path] if path in left_by_others else getattr(self.__dict__["_sp_local"], name)
+        value = left_by_others[path] if path in left_by_others else getattr(self.__dict__["_sp_local"], name)
+        if isinstance(value, (torch.nn.Module, list, dict)):
+            self.__dict__["_sp_watch"].handing_out()
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
+        watch: SwapWatch = self.__dict__["_sp_watch"]
         if self._sp_is_fixed(name):
-            raise swapped(Change(name, value), self.__dict__["_sp_watch"].sampling)
+            raise swapped(Change(name, value), watch.sampling, watch.words)
+        watch.check_setting(self.__dict__["_sp_local"], name, value)
         if self.__dict__["_sp_reads_more"] and value is not None:
             raise SPError(
                 f"{name} was set on the model, whose class {name_of(type(self))} has code of its own in the forward. That runs in the "
@@ -70,12 +76,14 @@ class StandInMixin:
     def named_modules(self, memo: set[Any] | None = None, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:
         if memo is None:
             yield prefix, self
+            self.__dict__["_sp_watch"].handing_out()
             yield from islice(self.__dict__["_sp_local"].named_modules(None, prefix, remove_duplicate), 1, None)
         elif self not in memo:
             memo.add(self)
             yield prefix, self
 
     def named_children(self) -> Iterator[tuple[str, Any]]:
+        self.__dict__["_sp_watch"].handing_out()
         yield from self.__dict__["_sp_local"].named_children()
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
@@ -85,10 +93,21 @@ class StandInMixin:
         yield from self.__dict__["_sp_local"].named_buffers(*args, **kwargs)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # the workers' weights lie where ComfyUI puts them there, but a dtype would be another model
+        dtype = next((weight.dtype for _, weight in self.named_parameters() if weight.is_floating_point()), None)
+        if dtype is not None and (other := fn(torch.empty(0, dtype=dtype)).dtype) != dtype:
+            raise swapped(Change("dtype", other, before=str(dtype)), False, self.__dict__["_sp_watch"].words)
         return self
 
-    def apply(self, fn: Any) -> Any:
-        return self
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        raise swapped(Change("weights", dict()), False, self.__dict__["_sp_watch"].words)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        words = self.__dict__["_sp_watch"].words
+        raise SPError(
+            f"The {words.what} was copied behind {words.node}, and what is changed in the copy has no effect on the workers. "
+            f"Place {words.node} after the node that copies it, or remove that node"
+        )
 
     def train(self, mode: bool = True) -> Any:
         self.__dict__["training"] = mode

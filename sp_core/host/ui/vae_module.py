@@ -5,16 +5,16 @@ The local module, which is never moved to a device, answers attribute reads: nod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ...errors import SPError
 from ...vae import DecodePlan
-from ..options import name_of
 from .stand_in import StandInMixin
+from .vae_tiles import Tiles
+from .watch import VaeWatch
 
 
 class VaeChannel(Protocol):
@@ -23,50 +23,40 @@ class VaeChannel(Protocol):
     def compute(self, method: str, x: Tensor, kwargs: dict[str, Any], output: Tensor | None = None) -> Tensor: ...
 
 
-class StandInVaeMixin(StandInMixin):
-    """What a VAE's stand-in does otherwise; mixed in front of the VAE's class."""
+def make_stand_in_vae(local: torch.nn.Module, plan: DecodePlan, channel: VaeChannel, watch: VaeWatch) -> torch.nn.Module:
+    """A stand-in for ``local``, a VAE's module, that computes through ``channel`` what ``plan`` names as its calls.
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if self._sp_is_fixed(name):
-            raise SPError(
-                f"The VAE's {name} was replaced ({name_of(value)}) behind SP VAE Patch, which has no effect on the workers. "
-                "Place the node that replaces it before SP VAE Patch, or remove SP VAE Patch"
-            )
-        self.__dict__[name] = value
-
-    # ComfyUI moves and unpatches the modules that it finds below a patcher's model, and the local module is shared with branches
-    # without SP VAE Patch. Who asks for a part by its name, or for parameters, gets the local module's.
-
-    def named_modules(self, memo: set[Any] | None = None, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:
-        if memo is None or self not in memo:
-            yield prefix, self
-
-
-def make_remote_vae(local: torch.nn.Module, plan: DecodePlan, channel: VaeChannel) -> torch.nn.Module:
-    """A stand-in for ``local``, a VAE's module, that computes through ``channel`` what ``plan`` names as its calls."""
+    It refuses to where ``watch`` sees that ``local`` is no longer what the workers have.
+    """
     parts = {name: part for name in plan.calls if isinstance(part := getattr(local, name), torch.nn.Module)}
     members: dict[str, Any] = {name: _computed(name) for name in plan.calls if name not in parts}
     if (shape := plan.decoded_shape) is not None:
         # ComfyUI makes room for the pixels and takes none for a second copy of them, and moves no pixels to the device to encode them
         members |= {"comfy_has_chunked_io": True, "decode_output_shape": lambda self, latent: shape(self, latent)}
-    stand_in = _stand_in(local, members, channel)
-    stand_in.__dict__.update({name: _stand_in(part, {"forward": _computed(name)}, channel) for name, part in parts.items()})
+    stand_in = _stand_in(local, members, channel, watch)
+    stand_in.__dict__.update({name: _stand_in(part, {"forward": _computed(name)}, channel, watch) for name, part in parts.items()})
     return stand_in
 
 
-def _stand_in(local: torch.nn.Module, members: dict[str, Any], channel: VaeChannel) -> torch.nn.Module:
+def _stand_in(local: torch.nn.Module, members: dict[str, Any], channel: VaeChannel, watch: VaeWatch) -> torch.nn.Module:
     kind = type(local)
     # packs tell a VAE by the name of its class
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    stand_in: Any = object.__new__(type(kind.__name__, (StandInVaeMixin, kind), {**members, **named}))
+    stand_in: Any = object.__new__(type(kind.__name__, (StandInMixin, kind), {**members, **named}))
     torch.nn.Module.__init__(stand_in)
     # the instance holds the channel: a class goes only when Python looks for circles, and the workers would keep the VAE until then
-    stand_in.__dict__.update(_sp_local=local, _sp_channel=channel, _sp_backup={}, _sp_reads_more=False, training=False)
+    stand_in.__dict__.update(
+        _sp_local=local, _sp_channel=channel, _sp_watch=watch, _sp_tiles=None, _sp_backup={}, _sp_reads_more=False, training=False
+    )
     return stand_in  # type: ignore[no-any-return]
 
 
 def _computed(call: str) -> Callable[..., Tensor]:
     def compute(self: Any, x: Tensor, output_buffer: Tensor | None = None, device: Any = None, **kwargs: Any) -> Tensor:
+        self._sp_watch.check()
+        tiles: Tiles | None = self._sp_tiles
+        if tiles is not None and not kwargs and output_buffer is None and (computed := tiles.result(x)) is not None:
+            return computed
         # each worker has a device of its own
         return self._sp_channel.compute(call, x, kwargs, output_buffer)
 

@@ -9,15 +9,18 @@ from typing import Any
 
 from ...errors import SPError
 from ...pool.devices import WorkerDevice
-from ...vae import PLANS, architecture_of, plan_for, why_not
+from ...vae import DECODE_AND_ENCODE, PLANS, architecture_of, plan_for, why_not
 from .. import comfy_api
+from ..vae_digest import vae_digest
 from .device_input import several_devices
 from .device_memory import DeviceShares
 from .patcher import SPModelPatcher
 from .recipe import Recipe
 from .remote_vae import RemoteVae, Results
 from .session import session
-from .vae_module import make_remote_vae
+from .vae_module import make_stand_in_vae
+from .vae_tiles import with_spread_tiles
+from .watch import VaeWatch
 from .wire_recipe import recipe_of_input, register
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,10 @@ class SPVaePatcher(SPModelPatcher):
     watch: Any = None
     late_callbacks: Any = None
     own_patches = frozenset()
+
+    def unpatch_model(self, device_to: Any = None, unpatch_weights: bool = True) -> None:
+        """Leave the weights: ComfyUI would unpatch the modules that it finds below the stand-in, which other branches share."""
+        super().unpatch_model(device_to, unpatch_weights=False)
 
     def add_object_patch(self, name: str, obj: Any) -> None:
         raise self._too_late(f"An object patch of {name}")
@@ -90,14 +97,18 @@ def make_sp_vae(vae: Any, recipe: Recipe, devices: tuple[WorkerDevice, ...]) -> 
     plan = plan_for(local)
     assert plan is not None
     results = Results(vae.output_device, vae.vae_output_dtype())
-    remote = RemoteVae(session(), recipe, devices, plan, source.model_size(), results)
+    # a device of another kind may take another dtype
+    proof = vae_digest(vae) if source.load_device.type == devices[0].kind else None
+    remote = RemoteVae(session(), recipe, devices, plan, source.model_size(), results, proof)
     shared = copy.copy(vae)
-    shared.first_stage_model = make_remote_vae(local, plan, remote)
+    shared.first_stage_model = make_stand_in_vae(local, plan, remote, VaeWatch(local, source))
     # ComfyUI manages the memory of this process's device only, so weights on other devices do not count
     size = source.model_size() if remote.shares(source.load_device) else 1
     shared.patcher = SPVaePatcher(shared.first_stage_model, source.load_device, source.offload_device, size=size)
     shared.patcher.sp = remote
     shared.patcher.shares = DeviceShares(remote, source.load_device, source.offload_device)
+    if plan.calls == DECODE_AND_ENCODE:
+        with_spread_tiles(shared)
     # each device computes a band
     shared.memory_used_decode = _shared_out(vae.memory_used_decode, len(devices))
     shared.memory_used_encode = _shared_out(vae.memory_used_encode, len(devices))

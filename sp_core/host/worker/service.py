@@ -30,7 +30,7 @@ from ..travel import from_wire, to_wire
 from . import comfy_memory, vae
 from .arrival import Arrivals
 from .decide import Decider
-from .digest import digests_of_all_ranks
+from .digest import digests_of_all_ranks, vae_of_all_ranks
 from .forward import run_forward
 from .forward_call import ForwardCall
 from .patch_check import check_patches, gets_whole_data
@@ -78,8 +78,10 @@ class HostService:
         return {"resident": self._residency.keys}
 
     def _do_digests(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What the MODELs are that nodes of the replayed graphs gave, on every rank."""
-        return {"by_rank": digests_of_all_ranks([self._replay.cached(node, index) for node, index in body["outputs"]])}
+        """What the MODELs are that nodes of the replayed graphs gave, or the VAE, on every rank."""
+        by_rank = digests_of_all_ranks([self._replay.cached(node, index) for node, index in body["outputs"]])
+        loaded = None if body["vae"] is None else self._residency[body["vae"]]
+        return {"by_rank": by_rank, "vae_by_rank": None if loaded is None else vae_of_all_ranks(loaded.vae)}
 
     def _do_forward(self, body: dict[str, Any]) -> dict[str, Any]:
         """One forward: decide how to share it, bring the model to the device, compute, reply."""
@@ -137,6 +139,14 @@ class HostService:
         rows = vae.compute(loaded, call, bands, groups, self.context)
         self._residency.show_memory(loaded)
         return FromEachRank(rows)
+
+    def _do_tiles(self, body: dict[str, Any]) -> FromEachRank:
+        """Decode or encode a tile on each rank, the one of its number."""
+        loaded, tile = self._residency[body["key"]], body["tiles"][self.context.rank]
+        self._residency.activate(loaded, vae.tile_bytes(loaded, body["method"], tile), None)
+        result = vae.compute_tile(loaded, body["method"], tile, body["dtype"], self.context)
+        self._residency.show_memory(loaded)
+        return FromEachRank(result)
 
     def _do_finish(self, body: dict[str, Any]) -> None:
         """A sampling run is over: the model, and the host, let go of what they kept for it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +15,8 @@ from ...comm.point_to_point import PointToPoint
 from ...errors import SPError
 from ...layout.bands import Bands, cut_bands
 from ...parallel.groups import ParallelGroups
+from ...pool.errors import Cancelled
+from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
 from ...vae import PLANS, BandEngine, DecodePlan, RowExchange, architecture_of, why_not
 
@@ -78,9 +82,7 @@ def bands_of(loaded: LoadedVae, call: VaeCall, world_size: int) -> Bands:
 
 def activation_bytes(loaded: LoadedVae, call: VaeCall, bands: Bands, rank: int) -> float:
     """Bytes that this rank's band needs beside the weights, by ComfyUI's estimate for a frame of its size."""
-    shape = _own_rows(loaded, call, bands, rank).shape
-    estimate = loaded.vae.memory_used_decode if loaded.plan.decodes(call.method) else loaded.vae.memory_used_encode
-    return float(estimate(shape, loaded.vae.vae_dtype))
+    return float(_estimate(loaded, call.method)(_own_rows(loaded, call, bands, rank).shape, loaded.vae.vae_dtype))
 
 
 def compute(loaded: LoadedVae, call: VaeCall, bands: Bands, groups: ParallelGroups, context: WorkerContext) -> dict[str, Any]:
@@ -103,6 +105,35 @@ def compute(loaded: LoadedVae, call: VaeCall, bands: Bands, groups: ParallelGrou
     start = output.size(-2) // bands.counts[sequence.rank] * bands.range(sequence.rank)[0]
     stats = {"exchange_s": sequence.stats.seconds, "exchange_bytes": sequence.stats.bytes_sent, "exchanges": sequence.stats.exchanges}
     return {"rows": output.to(call.dtype), "start": start, "height": height, "ranks": bands.ranks, "stats": stats}
+
+
+def tile_bytes(loaded: LoadedVae, method: str, tile: Tensor) -> float:
+    """Bytes that a whole tile needs beside the weights, by ComfyUI's estimate."""
+    return float(_estimate(loaded, method)(tile.shape, loaded.vae.vae_dtype))
+
+
+def compute_tile(loaded: LoadedVae, method: str, tile: Tensor, dtype: torch.dtype, context: WorkerContext) -> dict[str, Any]:
+    """Decode or encode a tile by itself. Other ranks have other tiles, so each stops at a cancel for itself.
+
+    Raises:
+        Cancelled: the user cancelled.
+    """
+
+    def look(*_: Any) -> None:
+        context.show(Phase.COMPUTING)
+        if context.cancelled():
+            raise Cancelled
+
+    with contextlib.ExitStack() as undo:
+        for module in loaded.module.modules():
+            if isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d)):
+                undo.callback(module.register_forward_pre_hook(look).remove)
+        look()
+        return {"result": getattr(loaded.module, method)(tile.to(context.device, loaded.vae.vae_dtype)).to(dtype)}
+
+
+def _estimate(loaded: LoadedVae, method: str) -> Callable[..., float]:
+    return loaded.vae.memory_used_decode if loaded.plan.decodes(method) else loaded.vae.memory_used_encode  # type: ignore[no-any-return]
 
 
 def _scale(loaded: LoadedVae, call: VaeCall) -> int:
