@@ -22,3 +22,8 @@ def parameters(*, plain: Iterable[Any], campaign: Iterable[Any]) -> list[Any]:
     """Values for ``pytest.mark.parametrize``: those of every run, then those that only a campaign tries."""
     rows = (value if isinstance(value, tuple) else (value,) for value in campaign)
     return [*plain, *(pytest.param(*row, marks=pytest.mark.campaign) for row in rows)]
+
+
+def on_devices() -> list[Any]:
+    """``devices`` for what every device count has to do alike: of three nothing divides, neither tokens nor heads."""
+    return parameters(plain=["cpu:3"], campaign=["cpu:2", "cpu:4"])

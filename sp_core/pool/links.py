@@ -22,6 +22,8 @@ ARRIVAL_POLL_S = 0.05
 FRAME_POLL_S = 0.05
 #: a process ends a moment after its socket: its exit code shows in this time
 EXIT_CODE_S = 1.0
+#: a listener ends in this time when the workers have ended
+LISTENERS_END_S = 2.0
 
 
 class Links:
@@ -33,11 +35,17 @@ class Links:
         self._world_size = len(workers.devices)
         self._control: ControlGroup | None = None
         self._closed = False
+        self._threads: list[threading.Thread] = []
         self._heard: queue.SimpleQueue[tuple[int, Frame | None]] = queue.SimpleQueue()
 
     def connect(self) -> None:
         """Join the workers as soon as all have arrived, in a thread; each says READY then."""
-        threading.Thread(target=self._connect, name="sp-join", daemon=True).start()
+        self._start("sp-join", self._connect)
+
+    def _start(self, name: str, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _connect(self) -> None:
         # A handshake cannot be broken off, so it begins only when no worker is missing.
@@ -51,7 +59,7 @@ class Links:
             log.debug("joining the control group failed: %s", error)
             return  # whoever waits for READY notices the dead worker or the time-out
         for rank in range(self._world_size):
-            threading.Thread(target=self._listen, args=(self._control, rank), name=f"sp-listen-{rank}", daemon=True).start()
+            self._start(f"sp-listen-{rank}", self._listen, self._control, rank)
 
     def _listen(self, control: ControlGroup, rank: int) -> None:
         while True:
@@ -125,8 +133,16 @@ class Links:
         return WorkerDied(rank, how, self._workers.keep_log(rank))
 
     def close(self) -> None:
-        """Hear no more, and let go of the pool: with a reference back to it, its memory would stay until Python looks for circles."""
+        """Hear no more, and let go of the pool: with a reference back to it, its memory would stay until Python looks for circles.
+
+        Call this when the workers have ended. A listener that comes back from torch while Python ends would abort the program.
+        """
         self._closed, self._control, self._lost = True, None, _nobody_to_tell
+        deadline = time.monotonic() + LISTENERS_END_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self._threads.clear()
 
 
 def _nobody_to_tell(rank: int) -> None:

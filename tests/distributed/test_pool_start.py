@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 
 import pytest
@@ -70,6 +71,18 @@ def test_a_service_that_takes_too_long_to_make_names_the_start_limit(monkeypatch
     with pytest.raises(WorkerTimeout, match=r"Rank 0 made no progress for 8 s while sum\..* raise SP_START_TIMEOUT_S\."):
         pool.call("sum", None)
     assert time.monotonic() - started > 8
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_no_thread_listens_to_a_pool_that_has_ended(killed):
+    """One that comes back from torch while Python ends would abort the program."""
+    pool = Pool(parse_devices("cpu:2", "cpu", 0), ECHO)
+    pool.start()
+    mine = [thread for thread in threading.enumerate() if thread.name.startswith(("sp-join", "sp-listen"))]
+    assert mine
+    pool._links._lost = lambda rank: time.sleep(0.3)  # as on a machine that is busy
+    pool.shutdown(grace_s=0 if killed else 2)
+    assert not any(thread.is_alive() for thread in mine)
 
 
 def test_workers_wait_for_each_other_as_long_as_the_start_may_take(monkeypatch):

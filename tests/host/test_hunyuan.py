@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import on_devices
 from host.family_checkpoints import write_families
 from host.graphs import Branch, Case, Link, compare, latent, load, run_sp, sample, text
 
@@ -24,7 +25,7 @@ def checkpoints(comfyui: Path, base: Path) -> None:
     write_families(comfyui, base, ["tiny_hunyuan", "tiny_hunyuan_i2v", "tiny_hunyuan15"])
 
 
-@pytest.fixture(scope="module", params=["cpu:2", "cpu:3", "cpu:4"])
+@pytest.fixture(scope="module", params=on_devices())
 def devices(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from campaign import parameters
 from distributed.longcat_ranks import FIXTURE
 from host.graphs import SETTINGS, Branch, Case, Link, compare, load, run_sp, sample, text
 from safetensors import safe_open
@@ -90,7 +91,7 @@ CASES: list[tuple[Case, Case]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=["cpu:2", "cpu:3"])
+@pytest.fixture(scope="module", params=parameters(plain=["cpu:3"], campaign=["cpu:2"]))
 def devices(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -206,11 +206,11 @@ CASES: list[Case] = [
 
 
 def on_devices() -> list[Any]:
-    """On three workers nothing divides, neither tokens nor heads, so they get every case; two and four one of each kind."""
+    """On three workers nothing divides, neither tokens nor heads, so they get every case. A campaign adds two and four."""
     few = ("plain", "guides_masked", "guides_small", "mask_corner_ramp", "both_guidances", "three_tokens")
     some = [case for case in CASES if case.__name__.endswith(few)]
-    chosen = [("cpu:2", some), ("cpu:3", CASES), ("cpu:4", some)]
-    return [pytest.param(devices, case, id=f"{devices}-{case.__name__}") for devices, cases in chosen for case in cases]
+    chosen = [("cpu:2", some, pytest.mark.campaign), ("cpu:3", CASES, ()), ("cpu:4", some, pytest.mark.campaign)]
+    return [pytest.param(devices, case, id=f"{devices}-{case.__name__}", marks=marks) for devices, cases, marks in chosen for case in cases]
 
 
 @pytest.mark.parametrize(("devices", "case"), on_devices())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from campaign import on_devices
 from host.family_checkpoints import write_families
 from host.graphs import Branch, Case, Link, compare, latent, load, sample, text
 
@@ -19,7 +20,7 @@ def checkpoints(comfyui: Path, base: Path) -> None:
     write_families(comfyui, base, ["tiny_minimax"])
 
 
-@pytest.fixture(scope="module", params=["cpu:2", "cpu:3", "cpu:4"])
+@pytest.fixture(scope="module", params=on_devices())
 def devices(request: pytest.FixtureRequest) -> str:
     return request.param
 

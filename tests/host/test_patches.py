@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from campaign import parameters
 from host.boundary import copy_checkpoint
 from host.family_checkpoints import write_families
 from host.graphs import Branch, Case, Link, compare, latent, load, run_sp, sample, text
@@ -158,8 +159,10 @@ def test_guidance_that_compares_conditionings_keeps_them_together(server: ComfyS
     assert (run_sp(server, weaker).parts[0] - comparison.sp.parts[0]).abs().max() > 1e-3, "the guidance did nothing"
 
 
-@pytest.mark.parametrize("node", ["EasyCache", "LazyCache"])
-@pytest.mark.parametrize("side", [before, behind])
+@pytest.mark.parametrize(
+    ("side", "node"),
+    parameters(plain=[(before, "EasyCache"), (behind, "LazyCache")], campaign=[(behind, "EasyCache"), (before, "LazyCache")]),
+)
 def test_steps_are_skipped_once_for_all(server: ComfyServer, node: str, side: Callable[..., Case], require: Callable[[Case], None]) -> None:
     """The decision falls in ComfyUI's process, so the workers are not asked at all for a step that is left out."""
     case = side(node, steps=8, **CACHE)

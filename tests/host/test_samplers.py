@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+from campaign import on_devices
 from host.graphs import SETTINGS, Branch, Case, Link, compare, latent, load, relative, run_sp, sample, text
 
 from sp_core.demo.comfy_server import ComfyServer
@@ -157,14 +158,14 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize("devices", ["cpu:2", "cpu:3", "cpu:4"])
+@pytest.mark.parametrize("devices", on_devices())
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_same_as_stock(server: ComfyServer, case: Case, devices: str, require: Callable[[Case], None]) -> None:
     require(case)
     compare(server, case, devices)
 
 
-@pytest.mark.parametrize("devices", ["cpu:2", "cpu:3", "cpu:4"])
+@pytest.mark.parametrize("devices", on_devices())
 @pytest.mark.parametrize("patched", [False, True], ids=["it_patches", "patched_already"])
 def test_sp_sampler(server: ComfyServer, patched: bool, devices: str) -> None:
     def sp_sampler(branch: Branch) -> Link:

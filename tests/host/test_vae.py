@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import parameters
 from host.graphs import TOLERANCE, Branch, Graph, Link, Result, latent, load, read, relative, sample, text
 from host.observe import pids, wait_for, workers
 
@@ -116,15 +117,18 @@ def check(server: ComfyServer, case: Any, devices: str) -> None:
     rows = 1 if case is decode_one_row else int(devices.removeprefix("cpu:"))
     computed = [state["decision"] for state in states if state["forwards"]]
     assert any(f": {rows} of {devices.removeprefix('cpu:')} devices" in decision for decision in computed), computed
-    if tiles and devices == "cpu:2":  # of three devices the last tile is left over
+    if tiles and devices == "cpu:2":
         assert "each a tile of its own" in computed[-1], computed
 
 
-@pytest.mark.parametrize("devices", ["cpu:2", "cpu:3"])
+ALIKE = [decode, decode_two, decode_one_row, decode_in_tiles, encode, encode_in_tiles, image_to_video, ltx_decode, ltx_encode]
+#: of three devices the last tile is left over
+IN_PARTS = [(case, "cpu:3") for case in ALIKE] + [(case, "cpu:2") for case in (decode_in_tiles, encode_in_tiles)]
+MORE = [(case, "cpu:2") for case in ALIKE if (case, "cpu:2") not in IN_PARTS]
+
+
 @pytest.mark.parametrize(
-    "case",
-    [decode, decode_two, decode_one_row, decode_in_tiles, encode, encode_in_tiles, image_to_video, ltx_decode, ltx_encode],
-    ids=lambda case: case.__name__,
+    ("case", "devices"), parameters(plain=IN_PARTS, campaign=MORE), ids=[f"{case.__name__}-{devices}" for case, devices in IN_PARTS + MORE]
 )
 def test_same_as_the_loaders_vae(own: ComfyServer, case: Any, devices: str) -> None:
     check(own, case, devices)

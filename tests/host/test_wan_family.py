@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaign import parameters
+from campaign import on_devices
 from host.family_checkpoints import write_families
 from host.graphs import Branch, Case, Link, compare, latent, load, sample, text
 
@@ -26,7 +26,7 @@ def checkpoints(comfyui: Path, base: Path) -> None:
     write_families(comfyui, base, NAMES)
 
 
-@pytest.fixture(scope="module", params=["cpu:2", "cpu:3", "cpu:4"])
+@pytest.fixture(scope="module", params=on_devices())
 def devices(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -149,7 +149,6 @@ def test_same_as_stock(server: ComfyServer, devices: str, case: Case, require: C
     compare(server, case, devices, cfg_split=1)
 
 
-@pytest.mark.parametrize("devices", parameters(plain=["cpu:3"], campaign=["cpu:2", "cpu:4"]), indirect=True)
 def test_a_face_moves_a_tile(server: ComfyServer, devices: str) -> None:
     """Animate's face adapter attends frame by frame; one short case, as the face encoder is as large as ever."""
 
