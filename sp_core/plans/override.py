@@ -83,6 +83,8 @@ class ExchangedAttention:
         if isinstance(found := self.users, WholeOverride):
             self.users, self.whole = found.users, found.name
             self.options[OVERRIDE] = found.users
+            # it is probed, and then watched, by the call: a call for each group of heads would be another thing
+            self.sequence = sequence.in_groups(1)
 
     def __call__(
         self, function: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Any = None, **kwargs: Any
@@ -203,7 +205,10 @@ class ExchangedAttention:
             )
         n, counts = self.state.replicated_tokens, self.state.layout.counts
         own, replicated = (q[:, n:], k[:, n:], v[:, n:]), (q[:, :n], k[:, :n], v[:, :n])
-        out_BtHD, out_BNHD = joint_attention(own, replicated, self.sequence.all_ranks, counts, local, mask=self._in_rank_order(mask))
+        mask = self._in_rank_order(mask)
+        out_BtHD, out_BNHD = joint_attention(
+            own, replicated, self.sequence.all_ranks, counts, local, mask=mask, overlap=self.sequence.overlap
+        )
         return torch.cat([out_BNHD, out_BtHD], dim=1)
 
     def _local(

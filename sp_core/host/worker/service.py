@@ -11,6 +11,7 @@ from ... import settings
 from ...comm import Transport
 from ...comm.choice import make_transport
 from ...comm.fastest import RememberedTimes
+from ...comm.lane import make_lane
 from ...errors import SPError
 from ...models.registration import register_models
 from ...parallel.groups import ParallelGroups, ParallelGroupsCache
@@ -52,7 +53,7 @@ class HostService:
         self._arrivals = Arrivals(self._replay.packs.module)
         self._residency = Residency(context)
         self._decider = Decider(context.world_size, context.device, self._measure_rates)
-        self._groups = ParallelGroupsCache(self._make_transport, GROUP_TIMEOUT)
+        self._groups = ParallelGroupsCache(self._make_transport, GROUP_TIMEOUT, lambda: make_lane(context.device))
         #: why each transport in use was chosen
         self._transport_reasons: weakref.WeakKeyDictionary[Transport, str] = weakref.WeakKeyDictionary()
         #: what transports took for an exchange, so that groups that are made anew do not measure it again
@@ -96,6 +97,7 @@ class HostService:
         groups = self._groups.build(choice.degrees)
         if groups is None:
             return {}  # this rank stays idle
+        groups = groups.in_groups(choice.groups.groups)
         shares = 1 if gets_whole_data(model.patcher, model.modules, call.options) else choice.degrees.ranks
         self._residency.activate(model, model.activation_bytes(call.x) / shares, body["run"])
         output, state = run_forward(model, call, groups, self.context.enter_block)
