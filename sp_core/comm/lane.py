@@ -22,7 +22,9 @@ class Lane(ABC):
 
     @abstractmethod
     def start(self, call: Callable[[], T]) -> Callable[[], T]:
-        """Begins ``call``; what is returned gives its result, on the caller's stream, or raises what it raised.
+        """Begins ``call``; what is returned gives its result, on the caller's stream.
+
+        What the call raises is raised here or by what is returned.
 
         Behind a call that has failed none is run until :meth:`settle`: each raises that error too.
         """

@@ -83,8 +83,10 @@ class ExchangedAttention:
         if isinstance(found := self.users, WholeOverride):
             self.users, self.whole = found.users, found.name
             self.options[OVERRIDE] = found.users
-            # it is probed, and then watched, by the call: a call for each group of heads would be another thing
-            self.sequence = sequence.in_groups(1)
+            if sequence.overlap is not None:
+                # it is probed, and then watched, by the call: a call for each group of heads would be another thing
+                self.sequence = sequence.in_groups(1)
+                state.note_alone(f"{found.name}, whose calls are probed")
 
     def __call__(
         self, function: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Any = None, **kwargs: Any
@@ -184,6 +186,8 @@ class ExchangedAttention:
 
     def _replicated_queries(self, q_BAHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Local) -> Tensor:
         """A queries that every rank holds, over the keys of all ranks: (B, A, H, D) on every rank."""
+        if self.sequence.overlap is not None:
+            self.state.note_alone("attention of replicated queries, which are few")
         everyone, counts, mask = self.sequence.all_ranks, self.state.layout.counts, self._in_rank_order(mask)
         if self.users is None:
             return partial_cross_attention(q_BAHD, k_BtHD, v_BtHD, everyone, counts, mask=mask, scale=scale)

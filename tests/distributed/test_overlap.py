@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
-from campaign import CAMPAIGN
-from distributed.ranks import RankPool
+from campaign import CAMPAIGN, parameters
+from distributed.ranks import RankPool, RankPools
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -20,8 +22,12 @@ from sp_core.attention.local import attention_with_lse
 from sp_core.attention.ulysses import ulysses_attention
 from sp_core.comm.choice import make_transport
 from sp_core.comm.lane import ThreadLane
-from sp_core.comm.registry import TRANSPORTS
+from sp_core.comm.registry import TRANSPORTS, TransportSpec, make_shm
+from sp_core.comm.small_collectives import all_gather_ints
 from sp_core.comm.transport import Transport
+from sp_core.comm.transports.slow import SlowTransport
+from sp_core.planner.overlap import best_groups, exposed_s
+from sp_core.planner.traffic import attention_bytes
 
 WORLD_SIZES = (2, 3, 4)
 #: of all world sizes together
@@ -168,3 +174,48 @@ def test_groups_of_heads_give_what_one_exchange_gives(world_size: int) -> None:
         generated()
     assert len(set(seen)) >= CASES // len(WORLD_SIZES)
     print(f"\n{world_size} ranks: {len(set(seen))} cases")
+
+
+#: seconds that a rank attends to all its heads; it sleeps, so that a busy processor makes nobody slower
+ATTENTION_S = 1.0
+
+
+def on_a_slow_link(rank: int, world_size: int, share: float) -> tuple[int, float, float]:
+    """(groups that the planner chooses, seconds with one exchange, seconds with groups)."""
+    lane, heads, tokens = ThreadLane(), 8, 64
+    counts = [tokens] * world_size
+    q, k, v = (torch.randn(1, tokens, heads * world_size, 16) for _ in range(3))
+    sent = attention_bytes(counts, rank, 1, heads * world_size, 16 * 4)
+    link = SlowTransport(make_shm(TransportSpec(None, torch.device("cpu"))), sent / (share * ATTENTION_S))
+    groups = best_groups(share * ATTENTION_S, 0.0, ATTENTION_S, heads)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        time.sleep(ATTENTION_S * q.size(2) / heads)
+        return v
+
+    def seconds(overlap: Overlap | None) -> float:
+        all_gather_ints(None, [0])
+        started = time.perf_counter()
+        out = ulysses_attention(q, k, v, link, counts, attend, overlap=overlap)
+        taken = time.perf_counter() - started
+        assert torch.equal(out, v)
+        return taken
+
+    seconds(None)
+    result = groups, seconds(None), seconds(Overlap(lane, groups))
+    lane.close()
+    link.close()
+    return result
+
+
+@pytest.mark.parametrize(("world_size", "share"), parameters(plain=[(2, 0.5)], campaign=itertools.product((2, 4), (0.2, 0.5, 0.9))))
+def test_of_an_exchange_as_much_stays_exposed_as_the_formula_says(ranks: RankPools, world_size: int, share: float) -> None:
+    for groups, alone, grouped in ranks.call(world_size, on_a_slow_link, share):
+        assert groups > 1
+        formula = exposed_s(share * ATTENTION_S, ATTENTION_S, groups)
+        print(f"\n{world_size} ranks, {share:.0%}, {groups} groups: exposed {grouped - ATTENTION_S:.3f} s, formula {formula:.3f} s")
+        assert alone >= (1 + share) * ATTENTION_S
+        if CAMPAIGN:
+            assert grouped - ATTENTION_S <= 1.15 * formula
+        # however busy the machine is, some of it is hidden
+        assert grouped < alone

@@ -113,7 +113,7 @@ class HostService:
             "exchange_s": self._decider.exchange_s(stats),
             "exchange_bytes": stats.bytes_sent,
             "exchanges": stats.exchanges,
-            "decision": choice.line(state.describe(), transport.name) + ("" if model.whole is None else computed_alone(model.whole)),
+            "decision": choice.line(state.describe(), transport.name) + told_of(model, state),
             "whole": state.got_whole,
             "why_whole": state.why_whole,
             "apart": state.apart,
@@ -191,6 +191,12 @@ class HostService:
         self._transport_reasons[transport] = reason
         transport.on_enter = self.context.enter_collective
         return transport
+
+
+def told_of(model: LoadedModel, state: ForwardState) -> str:
+    """What else people are told of how a forward was shared out."""
+    alone = f"; nothing beside the exchange of {' and '.join(state.alone)}" if state.alone else ""
+    return alone + ("" if model.whole is None else computed_alone(model.whole))
 
 
 def computed_alone(name: str) -> str:
