@@ -33,7 +33,7 @@ from ..comm.registry import TransportSpec, make_shm
 from ..comm.small_collectives import all_gather_ints
 from ..comm.transports.slow import SlowTransport
 from ..demo.machine_line import machine_line
-from ..planner.overlap import best_groups, exposed_s
+from ..planner.overlap import best_groups, even_groups, exposed_s
 from ..planner.traffic import attention_bytes
 from .measure import turns
 
@@ -67,7 +67,7 @@ class OverlapRow:
 
     @property
     def formula_s(self) -> float:
-        return exposed_s(self.link_s, self.attention_s, self.groups)
+        return exposed_s(self.link_s, self.attention_s, even_groups(HEADS, self.groups))
 
     @property
     def error(self) -> float:

@@ -41,9 +41,14 @@ class GroupChoice:
 ONE_GROUP = GroupChoice()
 
 
-def exposed_s(exchange_s: float, attention_s: float, groups: int) -> float:
-    """Seconds of an exchange that attention does not hide."""
+def exposed_s(exchange_s: float, attention_s: float, groups: float) -> float:
+    """Seconds of an exchange that attention does not hide; ``groups`` that are all equal."""
     return max(exchange_s / groups, exchange_s - attention_s * (groups - 1) / groups)
+
+
+def even_groups(heads: int, groups: int) -> float:
+    """As how many equal groups unequal ones count: the largest is what nothing is beside."""
+    return heads / math.ceil(heads / groups)
 
 
 def best_groups(sent_s: float, latency_s: float, attention_s: float, heads_of_rank: int) -> int:
@@ -56,9 +61,11 @@ def best_groups(sent_s: float, latency_s: float, attention_s: float, heads_of_ra
     """
 
     def exposed(groups: int) -> float:
-        return exposed_s(sent_s + 2 * groups * latency_s, attention_s, groups)
+        return exposed_s(sent_s + 2 * groups * latency_s, attention_s, even_groups(heads_of_rank, groups))
 
     most = min(MOST_GROUPS, heads_of_rank, int(attention_s / LEAST_GROUP_S))
+    if most < 2:
+        return 1
     best, whole = 1, attention_s + exposed(1)
     for groups in range(2, most + 1):
         needed = GAIN if best == 1 else FURTHER_GAIN * (groups - best)
@@ -91,9 +98,10 @@ def hidden_s(shape: ModelShape, tokens: int, rows: int, rates: MeasuredRates, de
     if groups == 1 or degrees.ring > 1 or degrees.ulysses == 1:
         return 0.0
     sent_s, attention_s = _layer(shape, tokens, rows, rates, degrees)
-    groups = max(1, min(groups, shape.heads // degrees.ulysses))
-    alone = sent_s + 2 * rates.latency_s
-    return shape.blocks * (alone - exposed_s(sent_s + 2 * groups * rates.latency_s, attention_s, groups))
+    heads = shape.heads // degrees.ulysses
+    groups = max(1, min(groups, heads))
+    alone, exchange_s = sent_s + 2 * rates.latency_s, sent_s + 2 * groups * rates.latency_s
+    return shape.blocks * (alone - exposed_s(exchange_s, attention_s, even_groups(max(1, heads), groups)))
 
 
 def _layer(shape: ModelShape, tokens: int, rows: int, rates: MeasuredRates, degrees: Degrees) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from sp_core.comm.registry import TRANSPORTS, TransportSpec, make_shm
 from sp_core.comm.small_collectives import all_gather_ints
 from sp_core.comm.transport import Transport
 from sp_core.comm.transports.slow import SlowTransport
-from sp_core.planner.overlap import best_groups, exposed_s
+from sp_core.planner.overlap import best_groups, even_groups, exposed_s
 from sp_core.planner.traffic import attention_bytes
 
 WORLD_SIZES = (2, 3, 4)
@@ -177,7 +177,7 @@ def test_groups_of_heads_give_what_one_exchange_gives(world_size: int) -> None:
 
 
 #: seconds that a rank attends to all its heads; it sleeps, so that a busy processor makes nobody slower
-ATTENTION_S = 1.0
+ATTENTION_S = 2.0 if CAMPAIGN else 1.0
 
 
 def on_a_slow_link(rank: int, world_size: int, share: float) -> tuple[int, float, float]:
@@ -212,7 +212,7 @@ def on_a_slow_link(rank: int, world_size: int, share: float) -> tuple[int, float
 def test_of_an_exchange_as_much_stays_exposed_as_the_formula_says(ranks: RankPools, world_size: int, share: float) -> None:
     for groups, alone, grouped in ranks.call(world_size, on_a_slow_link, share):
         assert groups > 1
-        formula = exposed_s(share * ATTENTION_S, ATTENTION_S, groups)
+        formula = exposed_s(share * ATTENTION_S, ATTENTION_S, even_groups(8, groups))
         print(f"\n{world_size} ranks, {share:.0%}, {groups} groups: exposed {grouped - ATTENTION_S:.3f} s, formula {formula:.3f} s")
         assert alone >= (1 + share) * ATTENTION_S
         if CAMPAIGN:
