@@ -16,6 +16,7 @@ NO_EXTENSIONS = "SP_NO_EXT"
 VERIFY_RANKS = "SP_VERIFY_RANKS"
 IDLE = "SP_IDLE_S"
 TRUST_PATCHES = "SP_TRUST_PATCHES"
+HEAD_GROUPS = "SP_HEAD_GROUPS"
 
 #: compiling a kernel or reading a large model from a slow disk takes minutes, never ten
 DEFAULT_STALL_TIMEOUT_S = 600.0
@@ -65,6 +66,14 @@ def idle_s() -> float | None:
 def trust_patches() -> bool:
     """Code of other packs is taken to keep tokens, heads and rows apart, whatever it does. For tests."""
     return _switch(TRUST_PATCHES)
+
+
+def head_groups() -> int:
+    """Into how many groups the heads of an attention go, so that exchanges run beside it; 0 where the planner shall choose."""
+    try:
+        return max(0, int(os.environ.get(HEAD_GROUPS, 0)))
+    except ValueError:
+        return 0
 
 
 def _seconds(variable: str, default: float) -> float:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ..comm.transport import Transport
-from ..layout import shard_range
+from .head_groups import Overlap, head_groups, heads_of
 from .masks import as_BHqk, narrow_mask
 from .replicated_heads import all_gather_heads
-from .ulysses import Attend, ulysses_attention
+from .ulysses import Attend, attention_of_heads
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -32,6 +32,7 @@ def joint_attention(
     attend: Attend,
     *,
     mask: Tensor | None = None,
+    overlap: Overlap | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(q, k, v) of both to (video out (B, t, H, Dv), text out (B, N, H, Dv)).
 
@@ -45,28 +46,39 @@ def joint_attention(
             argument where there is one; not called on a rank without heads.
         mask: of all N + T tokens, the text first and the video in rank order
             (:mod:`sp_core.attention.masks`).
+        overlap: see :func:`ulysses_attention`; the video's exchange is then one for each group of heads.
 
     Raises:
         ValueError: shapes do not fit, as :func:`ulysses_attention`; text and video differ in heads.
     """
-    q_text, k_text, v_text = text_BNHD
+    q_text, _, v_text = text_BNHD
     N, H = q_text.size(1), q_text.size(2)
     if video_BtHD[0].size(2) != H:
         raise ValueError(f"the text has {H} heads, the video {video_BtHD[0].size(2)}")
-    start, stop = shard_range(H, transport.world_size, transport.rank)
-    mine = [x[:, :, start:stop] for x in (q_text, k_text, v_text)]
-    # a rank without heads adds nothing to the text
-    text_out_BNhD = v_text.new_empty(q_text.size(0), N, stop - start, v_text.size(3))
-    if mask is not None:
-        mask = narrow_mask(as_BHqk(mask), 1, start, stop - start)
+    mask_BHqk = None if mask is None else as_BHqk(mask)
+    texts_BNhD: list[Tensor] = []
 
-    def over_both(q_BThD: Tensor, k_BThD: Tensor, v_BThD: Tensor) -> Tensor:
-        nonlocal text_out_BNhD
+    def over_both(heads: range, q_BThD: Tensor, k_BThD: Tensor, v_BThD: Tensor) -> Tensor:
+        mine = [x[:, :, heads.start : heads.stop] for x in text_BNHD]
         pairs = zip(mine, (q_BThD, k_BThD, v_BThD), strict=True)
         both = [torch.cat(pair, dim=1) for pair in pairs]
-        out = attend(*both) if mask is None else attend(*both, mask)
-        text_out_BNhD = out[:, :N]
+        out = attend(*both) if mask_BHqk is None else attend(*both, narrow_mask(mask_BHqk, 1, heads.start, len(heads)))
+        texts_BNhD.append(out[:, :N])
         return out[:, N:]
 
-    out_BtHD = ulysses_attention(*video_BtHD, transport, token_counts, over_both)
-    return out_BtHD, all_gather_heads(text_out_BNhD, H, transport)
+    out_BtHD = attention_of_heads(*video_BtHD, transport, token_counts, over_both, overlap=overlap)
+    if not texts_BNhD:  # a rank without heads adds nothing to the text
+        texts_BNhD = [v_text.new_empty(q_text.size(0), N, 0, v_text.size(3))]
+    own_text_BNhD = texts_BNhD[0] if len(texts_BNhD) == 1 else torch.cat(texts_BNhD, dim=2)
+    groups = head_groups(H, transport.world_size, 1 if overlap is None else overlap.groups)
+    return out_BtHD, _in_order(all_gather_heads(own_text_BNhD, H, transport), groups, transport)
+
+
+def _in_order(text_BNHD: Tensor, groups: Sequence[range], transport: Transport) -> Tensor:
+    """Heads that come rank after rank, each rank's by group, in the order of the model."""
+    if len(groups) == 1:
+        return text_BNHD
+    ranks = transport.world_size
+    came = [head for rank in range(ranks) for group in groups for head in heads_of(group, ranks, rank)]
+    places = torch.tensor(came).argsort().to(text_BNHD.device)
+    return text_BNHD.index_select(2, places)

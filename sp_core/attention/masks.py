@@ -81,7 +81,8 @@ def to_additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
     if mask.dtype == dtype:
         return mask
-    return mask.clamp(min=torch.finfo(dtype).min).to(dtype).masked_fill_(mask == -torch.inf, -torch.inf)
+    # clamped behind the cast: neither type need have the other's least value
+    return mask.to(dtype).clamp_(min=torch.finfo(dtype).min).masked_fill_(mask == -torch.inf, -torch.inf)
 
 
 def level_rows(q_BTHD: Tensor, mask_BHqk: Tensor) -> tuple[Tensor, Tensor]:

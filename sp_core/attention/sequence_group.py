@@ -8,12 +8,14 @@ Shape legend: B batch, t this rank's tokens, T all tokens, H all heads, D head_d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from ..comm.lane import Lane
 from ..comm.ring_shift import Ring
 from ..comm.transport import Transport, TransportStats
+from .head_groups import Overlap
 from .local import attention_with_lse
 from .ring import usp_attention
 from .ulysses import Attend, ulysses_attention
@@ -30,6 +32,10 @@ class SequenceGroup:
     all_ranks: Transport
     ulysses: Transport
     ring: Ring | None = None
+    #: where exchanges can run beside attention, if there is such a place
+    lane: Lane | None = None
+    #: into how many groups the heads of an attention go then
+    groups: int = 1
 
     @classmethod
     def flat(cls, transport: Transport) -> SequenceGroup:
@@ -49,8 +55,19 @@ class SequenceGroup:
         """What its transports sent. :mod:`sp_core.parallel.groups` lets all of a rank count into one object, that of the CFG halves too."""
         return self.all_ranks.stats
 
+    def in_groups(self, groups: int) -> SequenceGroup:
+        """The same ranks, whose attentions exchange by so many groups of heads; with 1 as a whole."""
+        return self if groups == self.groups else replace(self, groups=groups)
+
+    @property
+    def overlap(self) -> Overlap | None:
+        """None with a ring: it passes keys and values on while it attends, and that counts into the same statistics."""
+        return Overlap(self.lane, self.groups) if self.lane is not None and self.groups > 1 and self.ring is None else None
+
     def check(self) -> None:
         """Wait for the exchanges of this forward, and raise what went wrong in them. To be called at the end of a forward."""
+        if self.lane is not None:
+            self.lane.settle()
         self.all_ranks.check()
         if self.ulysses is not self.all_ranks:
             self.ulysses.check()
@@ -76,7 +93,7 @@ class SequenceGroup:
             scale: of the ring's attention; ``attend`` knows its own.
         """
         if self.ring is None:
-            return ulysses_attention(q_BtHD, k_BtHD, v_BtHD, self.ulysses, token_counts, attend, mask=mask)
+            return ulysses_attention(q_BtHD, k_BtHD, v_BtHD, self.ulysses, token_counts, attend, mask=mask, overlap=self.overlap)
         return usp_attention(
             q_BtHD, k_BtHD, v_BtHD, self.ulysses, self.ring, token_counts, attend=attention_with_lse, mask=mask, scale=scale
         )

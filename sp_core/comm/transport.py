@@ -76,6 +76,8 @@ class Transport(ABC):
     device_type: str | None = None
     #: how many tensors one exchange can carry; None where any number will do
     max_tensors: int | None = None
+    #: an exchange leaves the processor, or the multiprocessors, to whoever computes at the same time. Only where that was seen
+    beside: bool = False
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank

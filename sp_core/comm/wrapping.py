@@ -15,6 +15,10 @@ class WrappingTransport(Transport):
         self.inner = inner
         self.max_tensors = inner.max_tensors
 
+    @property
+    def beside(self) -> bool:  # type: ignore[override]
+        return self.inner.beside
+
     def reserve(self, size: int) -> Slots:
         return self.inner.reserve(size)
 

@@ -7,13 +7,14 @@ changing from one choice to another and back makes nothing new.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from ..attention.sequence_group import SequenceGroup
 from ..comm import Transport, TransportStats
+from ..comm.lane import Lane
 from ..comm.ring_shift import Ring
 from ..comm.small_collectives import all_gather_ints
 from ..planner.degrees import Degrees
@@ -35,6 +36,10 @@ class ParallelGroups:
     #: of the ranks of ``sequence``, for what goes from rank to rank
     sequence_group: dist.ProcessGroup
 
+    def in_groups(self, groups: int) -> ParallelGroups:
+        """The same, with so many groups of heads in every attention (:mod:`sp_core.attention.head_groups`)."""
+        return replace(self, sequence=self.sequence.in_groups(groups))
+
 
 class ParallelGroupsCache:
     """Makes :class:`ParallelGroups` of the first ranks of the world, and keeps them by their degrees.
@@ -42,9 +47,15 @@ class ParallelGroupsCache:
     All its transports count into one :class:`TransportStats`, ``stats``.
     """
 
-    def __init__(self, make_transport: MakeTransport, timeout: timedelta) -> None:
-        """``timeout`` is that of the collectives of all groups. Makes nothing yet."""
-        self._make = make_transport
+    def __init__(self, make_transport: MakeTransport, timeout: timedelta, make_lane: Callable[[], Lane | None] = lambda: None) -> None:
+        """Makes nothing yet.
+
+        Args:
+            timeout: that of the collectives of all groups.
+            make_lane: makes where exchanges can run beside attention, if they can. Not collective.
+        """
+        self._make, self._make_lane = make_transport, make_lane
+        self._lane: Lane | None = None
         self._meshes = Meshes(timeout)
         self._built: dict[Degrees, ParallelGroups | None] = {}
         self._transports: dict[tuple[int, ...], Transport] = {}
@@ -68,7 +79,9 @@ class ParallelGroupsCache:
         ulysses = self._transport(mesh.ulysses)
         ring = Ring(mesh.ring.group, self.stats) if degrees.ring > 1 else None
         cfg = self._transport(mesh.cfg) if degrees.cfg > 1 else None
-        return ParallelGroups(degrees, SequenceGroup(all_ranks, ulysses, ring), cfg, mesh.sp.group)
+        if self._lane is None:
+            self._lane = self._make_lane()
+        return ParallelGroups(degrees, SequenceGroup(all_ranks, ulysses, ring, self._lane), cfg, mesh.sp.group)
 
     def _transport(self, axis: MeshAxis) -> Transport:
         if axis.ranks not in self._transports:
@@ -92,6 +105,9 @@ class ParallelGroupsCache:
 
     def close(self) -> None:
         """Give back all transports and groups. :class:`ParallelGroups` that were built before are dead afterwards."""
+        if self._lane is not None:
+            self._lane.close()
+        self._lane = None
         for transport in self._transports.values():
             transport.close()
         self._transports.clear()

@@ -33,7 +33,7 @@ def measure_rates(transport: Transport, device: torch.device, dtype: torch.dtype
     bandwidth, latency_s = _link(transport, device, dtype)
     ranks = all_gather_ints(None, [int(flops / 1e6), int(bandwidth / 1e3), int(latency_s * 1e9)])
     mega_flops, kilobytes, nanoseconds = zip(*ranks, strict=True)
-    return MeasuredRates(device.type, min(mega_flops) * 1e6, min(kilobytes) * 1e3, max(nanoseconds) / 1e9)
+    return MeasuredRates(device.type, min(mega_flops) * 1e6, min(kilobytes) * 1e3, max(nanoseconds) / 1e9, transport.beside)
 
 
 def _flops(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:

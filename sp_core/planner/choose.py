@@ -5,10 +5,11 @@ A user never has to name a degree, but may ask for some of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .cost import Cost, MeasuredRates, ModelShape, predict
 from .degrees import NOTHING_REQUESTED, Degrees, RequestedDegrees, matching
+from .overlap import ONE_GROUP, GroupChoice, choose_groups, hidden_s, requested_groups
 
 #: fewer devices must be predicted to be this many times as fast before any is left idle: a prediction is no measurement
 MARGIN = 1.05
@@ -16,16 +17,22 @@ MARGIN = 1.05
 
 @dataclass(frozen=True)
 class DegreeChoice:
-    """The degrees that were chosen for ``devices`` ranks, what they are predicted to cost, and what one device would take."""
+    """The degrees that were chosen for ``devices`` ranks, what they are predicted to cost, and what one device would take.
+
+    ``groups``: into how many groups the heads of an attention go, so that exchanges run beside it.
+    """
 
     degrees: Degrees
     devices: int
     cost: Cost | None = None
     one_device: Cost | None = None
+    groups: GroupChoice = ONE_GROUP
 
     def line(self, layout: str, transport: str) -> str:
         """ "8 devices: CFG 2 x Ulysses 4, tiles 2x2, nccl, predicted 1.31 s a forward, one device 9.8 s"."""
         text = f"{self.devices} devices: {self.degrees.describe()}, {layout}, {transport}"
+        if told := self.groups.describe():
+            text += f", {told}"
         if self.cost is None or self.one_device is None:
             return text
         text += f", predicted {self.cost.total_s:.3g} s a forward, one device {self.one_device.total_s:.3g} s"
@@ -67,6 +74,7 @@ def choose(
     rates: MeasuredRates | None = None,
     may_idle: bool = False,
     may_ring: bool = True,
+    groups: int = 0,
 ) -> DegreeChoice:
     """Degrees for one forward.
 
@@ -79,16 +87,18 @@ def choose(
         may_ring: the local attention can be one that returns log-sum-exp. Even then a ring is chosen
             only where Ulysses would leave ranks without a head: it sends more, and its kernels see
             shorter blocks than the prediction knows of.
+        groups: of heads, as the user asked for; 0 leaves them to the prediction.
     """
     fitting = candidates(world_size, conditionings, requested)
     heads = shape.heads if shape is not None and may_ring else world_size
     if not requested.ring:
         fitting = _fewest_rings(fitting, heads)
     if shape is None or rates is None or not tokens:
-        return DegreeChoice(min(fitting, key=lambda degrees: (degrees.ring, -degrees.cfg)), world_size)
+        degrees = min(fitting, key=lambda degrees: (degrees.ring, -degrees.cfg))
+        return DegreeChoice(degrees, world_size, groups=requested_groups(groups, degrees))
 
     def cost(degrees: Degrees) -> Cost:
-        return predict(shape, tokens, conditionings, rates, degrees)
+        return _cost_and_groups(shape, tokens, conditionings, rates, degrees, groups)[0]
 
     best = min(fitting, key=lambda degrees: (cost(degrees).total_s, degrees.ring))
     if may_idle and requested == NOTHING_REQUESTED:
@@ -97,4 +107,15 @@ def choose(
         rival = min(smaller, key=lambda degrees: (cost(degrees).total_s, degrees.ranks), default=best)
         if cost(rival).total_s * MARGIN < cost(best).total_s:
             best = rival
-    return DegreeChoice(best, world_size, cost(best), cost(Degrees()))
+    predicted, chosen = _cost_and_groups(shape, tokens, conditionings, rates, best, groups)
+    return DegreeChoice(best, world_size, predicted, cost(Degrees()), chosen)
+
+
+def _cost_and_groups(
+    shape: ModelShape, tokens: int, conditionings: int, rates: MeasuredRates, degrees: Degrees, requested: int
+) -> tuple[Cost, GroupChoice]:
+    alone, rows = predict(shape, tokens, conditionings, rates, degrees), conditionings // degrees.cfg
+    groups = requested_groups(requested, degrees) if requested else choose_groups(shape, tokens, rows, rates, degrees)
+    if not rates.beside:
+        return alone, groups
+    return replace(alone, exchange_s=alone.exchange_s - hidden_s(shape, tokens, rows, rates, degrees, groups.groups)), groups

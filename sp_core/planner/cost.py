@@ -2,8 +2,9 @@
 
 A rank computes the linear layers of its own tokens, and attention of its own heads over all
 tokens. It exchanges the bytes of :mod:`sp_core.planner.traffic` at the link's rate. The slowest
-rank counts. Nothing is assumed to overlap, with one exception: what a ring passes on hides
-behind the attention of the block at hand.
+rank counts. Nothing is assumed to overlap, with two exceptions: what a ring passes on hides
+behind the attention of the block at hand, and what groups of heads hide is in
+:mod:`sp_core.planner.overlap`.
 
 Sources: DeepSpeed-Ulysses (arXiv 2309.14509) for the bytes of an exchange, USP (arXiv
 2405.07719) for Ulysses and ring together.
@@ -48,12 +49,14 @@ class MeasuredRates:
 
     ``flops`` is FLOP/s in the model's precision, ``bandwidth`` the bytes/s that every device can
     send at the same time, and ``latency_s`` the seconds of one collective that sends next to nothing.
+    ``beside``: a device can compute meanwhile, see :attr:`sp_core.comm.transport.Transport.beside`.
     """
 
     name: str
     flops: float
     bandwidth: float
     latency_s: float = 40e-6
+    beside: bool = False
 
     def exchange_s(self, sent_bytes: float, collectives: int) -> float:
         """Seconds in which a device sends so many bytes in so many collectives."""

@@ -53,6 +53,8 @@ class ForwardState:
         self.why_whole: dict[str, str] = {}
         #: names of the code that was shared out, or will be from its next call on
         self.apart: list[str] = []
+        #: attentions whose heads did not go in groups although those of others did, and why
+        self.alone: list[str] = []
         #: probes code of other packs; None where all of it gets whole data
         self.probing: Probing | None = None
         #: code of other packs is taken to keep everything apart, whatever it does; for tests
@@ -135,6 +137,11 @@ class ForwardState:
         """A call of code of this name is shared out, or will be the next time."""
         if name not in self.apart:
             self.apart.append(name)
+
+    def note_alone(self, what: str) -> None:
+        """An attention exchanged all its heads at once, with nothing beside it; ``what`` says which, and why."""
+        if what not in self.alone:
+            self.alone.append(what)
 
     def note_verdict(self, verdict: Verdict) -> None:
         """A call of code was its probe, on whole data."""

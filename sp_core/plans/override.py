@@ -82,6 +82,10 @@ class ExchangedAttention:
         if isinstance(found := self.users, WholeOverride):
             self.users, self.whole_name = found.users, found.name
             self.options[OVERRIDE] = found.users
+            if sequence.overlap is not None:
+                # it is probed, and then watched, by the call: a call for each group of heads would be another thing
+                self.sequence = sequence.in_groups(1)
+                state.note_alone(f"{found.name}, whose calls are probed")
 
     def __call__(
         self, function: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Any = None, **kwargs: Any
@@ -181,6 +185,8 @@ class ExchangedAttention:
 
     def _replicated_queries(self, q_BAHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Attend) -> Tensor:
         """A queries that every rank holds, over the keys of all ranks: (B, A, H, D) on every rank."""
+        if self.sequence.overlap is not None:
+            self.state.note_alone("attention of replicated queries, which are few")
         everyone, counts, mask = self.sequence.all_ranks, self.state.layout.counts, self._in_rank_order(mask)
         if self.users is None:
             return partial_cross_attention(q_BAHD, k_BtHD, v_BtHD, everyone, counts, mask=mask, scale=scale)
@@ -202,7 +208,10 @@ class ExchangedAttention:
             )
         n, counts = self.state.replicated_tokens, self.state.layout.counts
         own, replicated = (q[:, n:], k[:, n:], v[:, n:]), (q[:, :n], k[:, :n], v[:, :n])
-        out_BtHD, out_BNHD = joint_attention(own, replicated, self.sequence.all_ranks, counts, local, mask=self._in_rank_order(mask))
+        mask = self._in_rank_order(mask)
+        out_BtHD, out_BNHD = joint_attention(
+            own, replicated, self.sequence.all_ranks, counts, local, mask=mask, overlap=self.sequence.overlap
+        )
         return torch.cat([out_BNHD, out_BtHD], dim=1)
 
     def _local(

@@ -25,6 +25,10 @@ check 50 exact --ranks 4 --method kernel
 check 30 late --ranks 2
 check 75 race --ranks 2 --exchanges 10000
 check 25 bandwidth
+timeout -k 5 60 "$python" tests/gpu/check_overlap.py || {
+  echo "FAIL  overlap (exit status $?)"
+  failed=1
+}
 sanitizer="$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)"
 if [ -n "$sanitizer" ]; then
   timeout -k 5 40 "$sanitizer" --tool memcheck --error-exitcode 7 "$python" tests/gpu/check_exchange.py sanitize >/tmp/sanitize.$$ 2>&1

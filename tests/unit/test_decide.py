@@ -151,6 +151,17 @@ def test_another_model_under_the_same_key_has_its_own_shape() -> None:
     assert residency.keys == ["other"]
 
 
+def test_heads_go_in_groups_where_the_link_leaves_the_device_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 heads on 2 ranks: no more than two groups, of which each gives both a head."""
+    model, long = loaded(heads=5, head_dim=64), call()
+    for beside, expected in ((False, 1), (True, 2)):
+        rates = MeasuredRates("slow devices on a slow link", 1.0, 0.1, 0.0, beside)
+        assert decider(rates, torch.device("cpu"), world_size=2).choice(model, long).groups.groups == expected
+    for value, expected in (("3", 3), ("1", 1)):
+        monkeypatch.setenv("SP_HEAD_GROUPS", value)
+        assert decider(FAST, world_size=2).choice(model, long).groups.groups == expected
+
+
 def test_joint_attention_has_no_ring() -> None:
     blocks = REFERENCE.blocks[0]
     joint = SequencePlan(

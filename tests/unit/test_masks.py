@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sp_core.attention.masks import to_rank_order
+from sp_core.attention.masks import to_additive, to_rank_order
 from sp_core.layout import FlatLayout, TileLayout
 
 TILES = TileLayout((2, 4, 3), (2, 1), prefix=2, suffix=1)
@@ -37,3 +37,18 @@ def test_queries_that_are_no_tokens_of_the_layout_keep_their_order() -> None:
 def test_a_flat_layout_changes_nothing() -> None:
     mask = torch.randn(9, 9)
     assert to_rank_order(mask, FlatLayout(9, 2)) is mask
+
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("of", FLOATS, ids=str)
+def test_an_added_mask_keeps_what_is_finite_finite(of: torch.dtype, dtype: torch.dtype) -> None:
+    """bf16 has neither fp32's least value nor fp16's."""
+    mask = torch.tensor([0.0, -2.0, torch.finfo(of).min, -torch.inf], dtype=of)
+    added = to_additive(mask, dtype)
+    assert added.dtype == dtype
+    assert added[:2].tolist() == [0.0, -2.0]
+    assert added[2].isfinite() and added[2] <= -60000
+    assert added[3] == -torch.inf

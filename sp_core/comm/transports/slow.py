@@ -20,6 +20,8 @@ class SlowTransport(WrappingTransport):
     rank sleeps meanwhile, so other threads of it have the processor.
     """
 
+    beside = True
+
     def __init__(self, inner: Transport, bandwidth: float, latency_s: float = 0.0) -> None:
         """
         Args:

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import torch
 
+from ... import settings
 from ...comm import TransportStats
 from ...planner.choose import DegreeChoice, choose
 from ...planner.cost import MeasuredRates
@@ -48,6 +49,7 @@ class Decider:
             rates=self.rates(call.x.dtype),
             may_idle=self.may_idle(model),
             may_ring=self.may_ring(model) and OVERRIDE not in call.options,
+            groups=settings.head_groups(),
         )
 
     def rates(self, dtype: torch.dtype) -> MeasuredRates:

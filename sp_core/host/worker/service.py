@@ -11,6 +11,7 @@ from ... import settings
 from ...comm import Transport
 from ...comm.choice import make_transport
 from ...comm.fastest import RememberedTimes
+from ...comm.lane import make_lane
 from ...errors import SPError
 from ...models.registration import register_models
 from ...parallel.groups import ParallelGroups, ParallelGroupsCache
@@ -52,7 +53,7 @@ class HostService:
         self._arrivals = Arrivals(self._replay.packs.module)
         self._residency = Residency(context)
         self._decider = Decider(context.world_size, context.device, self._measure_rates)
-        self._groups = ParallelGroupsCache(self._make_transport, GROUP_TIMEOUT)
+        self._groups = ParallelGroupsCache(self._make_transport, GROUP_TIMEOUT, lambda: make_lane(context.device))
         #: why each transport in use was chosen
         self._transport_reasons: weakref.WeakKeyDictionary[Transport, str] = weakref.WeakKeyDictionary()
         #: what transports took for an exchange, so that groups that are made anew do not measure it again
@@ -98,6 +99,7 @@ class HostService:
         groups = self._groups.build(choice.degrees)
         if groups is None:
             return {}  # this rank stays idle
+        groups = groups.in_groups(choice.groups.groups)
         shares = 1 if gets_whole_data(model.patcher, model.modules, call.options) else choice.degrees.ranks
         self._residency.activate(model, model.activation_bytes(call.x) / shares, body["run"])
         output, state = run_forward(model, call, groups, self.context.enter_block)
@@ -113,7 +115,7 @@ class HostService:
             "exchange_s": self._decider.exchange_s(stats),
             "exchange_bytes": stats.bytes_sent,
             "exchanges": stats.exchanges,
-            "decision": choice.line(state.describe(), transport.name) + ("" if model.alone is None else computed_alone(model.alone)),
+            "decision": choice.line(state.describe(), transport.name) + told_of(model, state),
             "whole": state.got_whole,
             "why_whole": state.why_whole,
             "apart": state.apart,
@@ -199,6 +201,12 @@ class HostService:
         self._transport_reasons[transport] = reason
         transport.on_enter = self.context.enter_collective
         return transport
+
+
+def told_of(model: LoadedModel, state: ForwardState) -> str:
+    """What else people are told of how a forward was shared out."""
+    alone = f"; nothing beside the exchange of {' and '.join(state.alone)}" if state.alone else ""
+    return alone + ("" if model.alone is None else computed_alone(model.alone))
 
 
 def computed_alone(name: str) -> str:
