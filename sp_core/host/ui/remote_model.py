@@ -125,7 +125,8 @@ class RemoteModel:
         self.stats = RunStats()
         #: bytes of weights that ComfyUI lets onto this process's device
         self.allowance = math.inf
-        #: set by the session. SP Model Patch ran anew and files may have changed: the workers have to replay the graph
+        #: SP Model Patch ran anew and files may have changed: the workers have to replay the graph. Cleared once they have
+        #: (:meth:`.pool_models.PoolModels.load`)
         self.must_replay = True
         #: devices to which workers were asked to bring the weights, and not yet to take them off
         self._on_devices: frozenset[WorkerDevice] = frozenset()
