@@ -150,7 +150,7 @@ def files_of_the_map() -> set[Path]:
     return named
 
 
-def tests_of_the_map() -> set[Path]:
+def named_in_the_map() -> set[Path]:
     return {TESTS / name for _, tests in map_rows() for word in re.findall(r"`([^` ]+)", tests) for name in for_each_model(word)}
 
 
@@ -160,7 +160,7 @@ def test_the_map_of_tests_has_every_file_of_the_package() -> None:
 
 
 def test_the_map_of_tests_has_every_test() -> None:
-    assert sorted(map(page_name, set(TESTS.rglob("test_*.py")) - tests_of_the_map())) == []
+    assert sorted(map(page_name, set(TESTS.rglob("test_*.py")) - named_in_the_map())) == []
 
 
 # -- forge and registry

@@ -269,7 +269,7 @@ def computed_in_full(name: str, calls: int, why: str = "") -> str:
 
 
 def shared_out(name: str) -> str:
-    """That code of another pack costs nothing but its trial, for people."""
+    """That code of another pack costs nothing but its probe, for people."""
     return f"{name} runs inside the model and keeps its parts apart, so it is shared out between the devices after its first call"
 
 
