@@ -1,4 +1,5 @@
-"""``python -m sp_core demo | bench | doctor``: what can be done from a shell. Works without ComfyUI."""
+"""``python -m sp_core demo | bench | doctor``: what can be done from a shell. Works without ComfyUI, but for those
+measurements of ``bench`` that say they need it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from importlib import import_module
 #: command -> (module below this package with ``main(argv) -> exit status``, what it does)
 COMMANDS = {
     "demo": ("demo.run", "sample with and without sequence parallelism and compare"),
-    "bench": ("bench.commands", "measure this machine: exchange, cross, step, overhead, memory, all"),
+    "bench": ("bench.commands", "measure this machine: exchange, cross, overlap, step, decode, overhead, patches, memory, all"),
     "doctor": ("doctor", "say what this machine has and what would be used, as text or JSON"),
 }
 

@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append(first_step(server, options.workers, options.samples))
     print(f"{'':<62}{'ms':>9}{'with SP ms':>11}{'extra ms':>10}{'bar':>6}")
     for row in rows:
-        verdict = "" if row.extra_ms <= row.bar_ms else "   ABOVE"
-        print(f"{row.what:<62}{row.without_ms:>9.1f}{row.with_ms:>11.1f}{row.extra_ms:>10.1f}{row.bar_ms:>6.0f}{verdict}")
+        remark = "" if row.extra_ms <= row.bar_ms else "   ABOVE"
+        print(f"{row.what:<62}{row.without_ms:>9.1f}{row.with_ms:>11.1f}{row.extra_ms:>10.1f}{row.bar_ms:>6.0f}{remark}")
     if options.json:
         print(json.dumps({"rows": [asdict(row) for row in rows]}))
     return 0

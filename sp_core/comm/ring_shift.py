@@ -49,5 +49,5 @@ class Ring:
 
 
 def block_bytes(shape_k: torch.Size | tuple[int, ...], shape_v: torch.Size | tuple[int, ...], itemsize: int) -> int:
-    """Size of a K/V block on the wire: never zero, as point-to-point needs something to send."""
+    """Size of a K/V block as it is sent: never zero, as point-to-point needs something to send."""
     return max(1, (torch.Size(shape_k).numel() + torch.Size(shape_v).numel()) * itemsize)

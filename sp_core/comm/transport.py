@@ -93,7 +93,8 @@ class Transport(ABC):
         """Token shards to head shards: each (B, t, H, D) becomes (B, T, h, D).
 
         All tensors share one shape and dtype (q, k and v of a self-attention); they
-        travel in one operation. Outputs are contiguous, share no memory and are owned by the caller.
+        travel in one operation. Outputs are contiguous, share no memory and are owned by the caller. With one rank
+        a contiguous input is its own output.
         """
         self._enter()
         self._check_arguments("scatter_heads", tensors_BtHD, token_counts, token_counts[self.rank : self.rank + 1])
@@ -108,7 +109,7 @@ class Transport(ABC):
         return outputs_BThD
 
     def gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
-        """Head shards back to token shards: (B, T, h, D) becomes (B, t, H, D)."""
+        """Head shards back to token shards: (B, T, h, D) becomes (B, t, H, D). With one rank a contiguous input comes back itself."""
         self._enter()
         self._check_arguments("gather_heads", [tensor_BThD], token_counts, token_counts)
         B, T, h, D = tensor_BThD.shape
@@ -123,7 +124,7 @@ class Transport(ABC):
         return output_BtHD
 
     def all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor:
-        """Every rank's (B, t, ...) concatenated on dim 1, in rank order: (B, T, ...)."""
+        """Every rank's (B, t, ...) concatenated on dim 1, in rank order: (B, T, ...). With one rank the input itself."""
         self._enter()
         self._check_arguments("all_gather_tokens", [tensor_Bt], token_counts, token_counts[self.rank : self.rank + 1])
         if self.world_size == 1:

@@ -150,10 +150,10 @@ def table(rows: Sequence[Row], tolerance: float) -> list[str]:
     """The lines that the demo ends with."""
     lines = ["", f"{'model':<36}{'tokens':>7}{'devices':>9}{'relative L2':>13}{'s/step alone':>14}{'s/step SP':>11}{'ratio':>7}"]
     for row in rows:
-        verdict = "" if row.error <= tolerance else f"   DIFFERS (at most {tolerance:g} is allowed)"
+        remark = "" if row.error <= tolerance else f"   DIFFERS (at most {tolerance:g} is allowed)"
         lines.append(
             f"{row.title:<36}{row.tokens:>7}{row.devices:>9}{row.error:>13.1e}"
-            f"{row.stock_s:>14.3f}{row.sp_s:>11.3f}{row.stock_s / row.sp_s:>7.2f}{verdict}"
+            f"{row.stock_s:>14.3f}{row.sp_s:>11.3f}{row.stock_s / row.sp_s:>7.2f}{remark}"
         )
     lines += ["", "relative L2: difference of the sampled latents, with SP against without. ratio: above 1 SP was faster."]
     if any(row.devices.startswith("cpu") for row in rows):

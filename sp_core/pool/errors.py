@@ -45,7 +45,7 @@ class WorkerTimeout(SPError):
 
 
 class Cancelled(SPError):
-    """The request was stopped between two blocks because the user cancelled it."""
+    """The user cancelled the request. Raised in a worker where it stops; and in the coordinator, which waits for no long block."""
 
     def __init__(self) -> None:
         super().__init__("Cancelled")

@@ -119,6 +119,50 @@ def test_functions_of_a_denoising_step_are_where_the_page_says(file: str, functi
     assert function in defined_in(ROOT / "sp_core" / file)
 
 
+# -- the map of tests in tests/README.md
+
+PACKAGE = ROOT / "sp_core"
+TESTS = ROOT / "tests"
+
+
+def map_rows() -> list[tuple[str, str]]:
+    """(what was changed, its tests) of every row."""
+    section = (TESTS / "README.md").read_text().split("\n## Which tests look at what I changed?\n")[1].split("\n## ")[0]
+    return re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)
+
+
+def for_each_model(word: str) -> list[str]:
+    """``<model>`` stands for the file of each architecture."""
+    models = [path.stem for path in (PACKAGE / "plans" / "architectures").glob("*.py") if path.name != "__init__.py"]
+    return [word.replace("<model>", model) for model in models] if "<model>" in word else [word]
+
+
+def files_of_the_map() -> set[Path]:
+    """Files of the package that a row names, by themselves or by a folder, which stands for all that is in it."""
+    named: set[Path] = set()
+    for changed, _ in map_rows():
+        folder = PACKAGE
+        for word in re.findall(r"`([^`]+)`", changed):
+            for name in for_each_model(word):
+                place = PACKAGE / name if (PACKAGE / name).exists() else folder / name
+                named |= set(place.rglob("*.py")) if name.endswith("/") else {place}
+            folder = place.parent
+    return named
+
+
+def named_in_the_map() -> set[Path]:
+    return {TESTS / name for _, tests in map_rows() for word in re.findall(r"`([^` ]+)", tests) for name in for_each_model(word)}
+
+
+def test_the_map_of_tests_has_every_file_of_the_package() -> None:
+    files = {path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"}
+    assert sorted(map(page_name, files - files_of_the_map())) == []
+
+
+def test_the_map_of_tests_has_every_test() -> None:
+    assert sorted(map(page_name, set(TESTS.rglob("test_*.py")) - named_in_the_map())) == []
+
+
 # -- forge and registry
 
 

@@ -5,7 +5,7 @@ copy engines: over PCIe, stores are several times slower than those). Both are d
 
 With ``kernel`` the outputs are views of receive slots, lent until the last tensor is gone. They must be used on the stream
 that was current at the call, or on one that waits for it, as usual for torch tensors. With ``copy`` everybody writes slots 0
-and 1 in turn and outputs are copied out, which costs little where the wire is slow.
+and 1 in turn and outputs are copied out, which costs little where the link is slow.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def is_link(value: Any) -> bool:
 def trace(
     get_node: GetNode, link: Any, computed: ComputedValues, list_index: int | None = None, output_types: OutputTypes = lambda class_type: ()
 ) -> Recipe:
-    """Collect the ancestors of ``link`` (``[node id, output index]``).
+    """Collect the ancestors of a wire, ComfyUI's ``link`` (``[node id, output index]``).
 
     Args:
         computed: what ComfyUI's process has computed of the prompt.
@@ -76,7 +76,7 @@ def trace(
         output_types: class type of a node -> the types of its outputs.
 
     Raises:
-        SPError: the input is not a link, so there is no graph to run in the workers.
+        SPError: the input is not a wire, so there is no graph to run in the workers.
     """
     if not is_link(link):
         raise SPError("The model input has to be a wire from a model loader or from a node behind one")

@@ -125,7 +125,8 @@ class RemoteModel:
         self.stats = RunStats()
         #: bytes of weights that ComfyUI lets onto this process's device
         self.allowance = math.inf
-        #: set by the session. SP Model Patch ran anew and files may have changed: the workers have to replay the graph
+        #: SP Model Patch ran anew and files may have changed: the workers have to replay the graph. Cleared once they have
+        #: (:meth:`.pool_models.PoolModels.load`)
         self.must_replay = True
         #: devices to which workers were asked to bring the weights, and not yet to take them off
         self._on_devices: frozenset[WorkerDevice] = frozenset()
@@ -268,7 +269,7 @@ def computed_in_full(name: str, calls: int, why: str = "") -> str:
 
 
 def shared_out(name: str) -> str:
-    """That code of another pack costs nothing but its trial, for people."""
+    """That code of another pack costs nothing but its probe, for people."""
     return f"{name} runs inside the model and keeps its parts apart, so it is shared out between the devices after its first call"
 
 

@@ -1,4 +1,8 @@
-"""The proof that all workers hold the same model, and the same VAE."""
+"""The proof that all workers hold the same model, and the same VAE, as far as their digests tell.
+
+:mod:`..model_digest` and :mod:`..vae_digest` say what these cover. The values of a MODEL's weights are not compared, those of its
+patches and of a VAE's weights by samples.
+"""
 
 from __future__ import annotations
 

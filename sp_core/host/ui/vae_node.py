@@ -98,8 +98,8 @@ def make_sp_vae(vae: Any, recipe: Recipe, devices: tuple[WorkerDevice, ...]) -> 
     assert plan is not None
     results = Results(vae.output_device, vae.vae_output_dtype())
     # a device of another kind may take another dtype
-    proof = vae_digest(vae) if source.load_device.type == devices[0].kind else None
-    remote = RemoteVae(session(), recipe, devices, plan, source.model_size(), results, proof)
+    digest = vae_digest(vae) if source.load_device.type == devices[0].kind else None
+    remote = RemoteVae(session(), recipe, devices, plan, source.model_size(), results, digest)
     shared = copy.copy(vae)
     shared.first_stage_model = make_stand_in_vae(local, plan, remote, VaeWatch(local, source))
     # ComfyUI manages the memory of this process's device only, so weights on other devices do not count

@@ -67,7 +67,7 @@ def checked(found: Any, architecture: str) -> LoadedVae:
     """
     module: Any = getattr(found, "first_stage_model", None)
     if architecture_of(module) != architecture:
-        raise SPError(f"the workers made a {architecture_of(module)} from the graph, the UI process a {architecture}")
+        raise SPError(f"the workers made a {architecture_of(module)} from the graph, ComfyUI's process a {architecture}")
     plan = PLANS[architecture]
     if problem := why_not(plan, module):
         raise SPError(f"The VAE of {plan.title} cannot run on several devices: {problem}. Remove SP VAE Patch to run it on one")

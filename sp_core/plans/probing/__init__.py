@@ -1,7 +1,8 @@
 """Whether code of other packs computes the same on a rank's part of the data as on all of it.
 
-A function is probed at its first call in a sampling run, at each place and shape. It is called on whole data, and that
-result is used. It is shared out from its second call on if four things hold:
+A function is probed at its first call in a sampling run, at each place and shape. It is called twice on whole data (as it is,
+whose result is used, and with NaN in the place of the other ranks' parts) and once on this rank's part. It is shared out from
+its second call on if four things hold:
 
 1. Every operation of that call was seen, and keeps NaN (:mod:`.trace`).
 2. With NaN in the place of all other ranks' parts, this rank's part of the result is the same. So no weight, not even one
