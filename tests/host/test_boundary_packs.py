@@ -45,7 +45,21 @@ def node(name: str, head: str = "", work: str = "pass") -> str:
 
 IN_A_WORKER = 'import sys\nif "--disable-all-custom-nodes" in sys.argv:\n    '
 
+#: as when another rank is just writing the file that the pack reads
+HALF_WRITTEN = """
+import json, os, sys
+from . import part
+if "--disable-all-custom-nodes" in sys.argv:
+    assert not hasattr(part, "half_made"), "a module of the import that failed is still there"
+    part.half_made = True
+    tried = os.path.join(os.path.dirname(__file__), f"tried-{os.getpid()}")
+    if not os.path.exists(tried):
+        open(tried, "w").close()
+        json.loads("")
+"""
+
 PACKS = {
+    "sp_odd_settings": {"__init__.py": node("SPOddSettings", HALF_WRITTEN), "part.py": ""},
     "sp_odd_extras": {"__init__.py": node("SPOddExtras", "from comfy_extras.nodes_latent import LatentBatch  # noqa: F401\n")},
     "sp_odd_first": {
         "__init__.py": node("SPOddFirst", 'import folder_paths\nfolder_paths.add_model_folder_path("sp_odd", folder_paths.base_path)\n')
@@ -102,6 +116,10 @@ def test_a_pack_that_sets_a_signal_handler(own: ComfyServer) -> None:
 
 def test_a_pack_whose_prestartup_script_fails(own: ComfyServer) -> None:
     compare(own, before("SPOddPrestart"), DEVICES)
+
+
+def test_a_pack_whose_settings_another_rank_is_writing(own: ComfyServer) -> None:
+    compare(own, before("SPOddSettings"), DEVICES)
 
 
 def test_the_reason_of_a_failed_import_is_in_the_sentence(own: ComfyServer) -> None:

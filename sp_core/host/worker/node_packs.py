@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import logging
 import os
+import sys
+import time
 from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
 from typing import Any
@@ -27,6 +29,10 @@ CUSTOM, EXTRAS = "custom_nodes", "comfy_extras"
 #: packages of ComfyUI's own, and of others, whose functions and classes may come with a forward by their names
 COMFYUIS = ("comfy", "comfy_extras", "comfy_execution", "node_helpers", "nodes", "latent_preview")
 LIBRARIES = ("torch", "numpy", "einops", "triton", "sageattention", "sageattn3", "flash_attn", "xformers", *travel.LIBRARIES)
+
+
+#: a pack that did not load is tried once more then. All ranks load it at once, and some packs write a settings file meanwhile
+TRY_AGAIN_S = 2.0
 
 
 class PackFailed(SPError):
@@ -162,13 +168,25 @@ class NodePacks:
         log.log(logging.INFO if parent == CUSTOM else logging.DEBUG, "loading %s", os.path.basename(path))
         self._loading.add(path)
         try:
-            import_pack(path, parent, self._classes_of_others(path))
+            self._import(parent, path)
         except ImportError as error:
             self._failed[path] = str(error)
             raise
         finally:
             self._loading.discard(path)
         self._loaded.add(path)
+
+    def _import(self, parent: str, path: str) -> None:
+        others = self._classes_of_others(path)
+        try:
+            import_pack(path, parent, others)
+        except ImportError as error:
+            if parent != CUSTOM:
+                raise
+            log.warning("%s does not load (%s), and is tried once more", os.path.basename(path), error)
+            time.sleep(TRY_AGAIN_S)
+            self._before_each()
+            import_pack(path, parent, others)
 
     def _prepare(self) -> None:
         """Make what a pack may rely on: the server, and ComfyUI's extra nodes, which import each other and load in one order only."""
@@ -241,14 +259,24 @@ def import_pack(path: str, parent: str, ignore: Collection[str]) -> None:
         ImportError: it does not load; the text is the reason.
     """
     warnings: list[str] = []
+    loaded = False
     try:
         # tensors that a pack makes while it is imported outlive this request
         with torch.inference_mode(False), _warnings_into(warnings):
             loaded = comfy_api.load_node_pack(path, parent, ignore)
     except SystemExit as error:
         raise ImportError(f"it ended Python ({error})") from error
+    finally:
+        if not loaded:
+            forget_modules(module_of_pack(path))
     if not loaded:
         raise ImportError(reason_of_warnings(warnings))
+
+
+def forget_modules(package: str) -> None:
+    """Take a pack's modules out of Python: those of an import that failed are half made, and the next import would find them."""
+    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        del sys.modules[name]
 
 
 @contextlib.contextmanager

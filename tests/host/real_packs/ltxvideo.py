@@ -126,9 +126,9 @@ def flow_edit(branch: Branch, case: Case, model: Link, cfg: float) -> Link:
 def rectified(branch: Branch, case: Case, model: Link, cfg: float) -> Link:
     """Forward, with what the attention had kept in a bank; then in reverse with that put back.
 
-    The sampler draws from a generator that is made with its node, so each way through the graph has a node of its own.
+    The sampler draws from a generator that is made with its node, so each case and each way through its graph has a node of its own.
     """
-    spaces = " " * len(f"{branch.devices}{branch.requested}")
+    spaces = " " * len(f"{case.id}{branch.devices}{branch.requested}")
     bank = branch.add("LTXAttentionBank", save_steps=2, blocks=f"0,{spaces}1")[0]
     there = branch.add("LTXForwardModelSamplingPred", model=model)[0]
     back = branch.add("LTXReverseModelSamplingPred", model=model)[0]
