@@ -1,7 +1,5 @@
 PYTHON ?= python3
 VENV := .venv/bin/python
-# much of a test is waiting for processes to start, so two cores take two at a time
-TEST_PROCESSES ?= 2
 
 .PHONY: setup demo test bench lint
 
@@ -13,7 +11,7 @@ demo: setup
 
 test: setup
 	@if test -e .venv/without-host; then echo "host tests: skipped, the requirements of $$(cat .venv/without-host) did not install"; fi
-	$(VENV) -m pytest -n $(TEST_PROCESSES) --dist loadgroup tests/unit tests/processes tests/distributed $$(test -e .venv/without-host || echo tests/host)
+	$(VENV) -m pytest tests/unit tests/processes tests/distributed $$(test -e .venv/without-host || echo tests/host)
 
 bench: setup
 	@$(VENV) -m sp_core bench all

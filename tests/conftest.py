@@ -10,14 +10,6 @@ import pytest
 from campaign import CAMPAIGN
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several processes run the tests, those of a file are run by one, as they share fixtures."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-
-
 def pytest_configure(config: pytest.Config) -> None:
     options = config.getini("addopts")
     plain = options[options.index("-m") + 1]

@@ -22,14 +22,10 @@ PACKS = [HERE / "packs" / "sp_test_nodes", HERE / "packs" / "sp_foreign_nodes"]
 _MISSING = "no ComfyUI checkout found: set COMFYUI_PATH to run the host tests"
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # host tests come last: they put the host's folder on sys.path. Among them those of the shared server, so that it
     # runs beside no other, and those of equal devices one after another: workers are started once for all of them
     items.sort(key=lambda item: (HERE in item.path.parents, _devices_on_the_shared_server(item)))
-    for item in items:
-        if devices := _devices_on_the_shared_server(item):
-            item.add_marker(pytest.mark.xdist_group(f"server-{devices}"))
     if find_comfyui() is None:
         for item in items:
             if HERE in item.path.parents:
