@@ -10,19 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
-import os
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
-from multiprocessing.queues import SimpleQueue
-from pathlib import Path
 from statistics import median
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -35,6 +28,7 @@ from ..comm.transports.slow import SlowTransport
 from ..demo.machine_line import machine_line
 from ..planner.overlap import best_groups, even_groups, exposed_s
 from ..planner.traffic import attention_bytes
+from .ranks import rows_of_ranks, span_ms
 from .turns import turns
 
 #: of the time of attention, that an exchange takes on the link
@@ -112,35 +106,20 @@ def measure(ranks: int, samples: int = SAMPLES) -> list[OverlapRow]:
     Raises:
         RuntimeError: a rank ended early; its own error is on stderr.
     """
-    context = multiprocessing.get_context("spawn")
-    results: SimpleQueue = context.SimpleQueue()
-    with tempfile.TemporaryDirectory(prefix="sp_bench_") as directory:
-        processes = [
-            context.Process(target=_run_rank, args=(rank, ranks, directory, samples, results), daemon=True) for rank in range(ranks)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        if any(process.exitcode for process in processes):
-            raise RuntimeError(f"ranks ended with {[process.exitcode for process in processes]}")
-        return results.get()
+    return list(rows_of_ranks(ranks, "gloo", _rows, samples))
 
 
-def _run_rank(rank: int, world_size: int, directory: str, samples: int, results: SimpleQueue) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(directory) / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=5))
+def _rows(directory: str, samples: int) -> Iterator[OverlapRow]:
     link = SlowTransport(make_shm(TransportSpec(None, torch.device("cpu"), directory)), math.inf)
     lane = ThreadLane()
-    rows = [_Bench(link, lane, tokens).row(share, samples) for tokens in TOKENS for share in SHARES]
-    if rank == 0:
-        results.put(rows)
-    all_gather_ints(None, [0])
-    lane.close()
-    link.close()
-    dist.destroy_process_group()
+    try:
+        for tokens in TOKENS:
+            bench = _Bench(link, lane, tokens)
+            for share in SHARES:
+                yield bench.row(share, samples)
+    finally:
+        lane.close()
+        link.close()
 
 
 class _Bench:
@@ -176,7 +155,7 @@ class _Bench:
         self._link.bandwidth = bandwidth
         overlap = Overlap(self._lane, groups) if groups > 1 else None
         q, k, v = self._shards
-        return _span(lambda: ulysses_attention(q, k, v, self._link, self._counts, self._attend, overlap=overlap))
+        return span_ms(lambda: ulysses_attention(q, k, v, self._link, self._counts, self._attend, overlap=overlap), q.device) / 1e3
 
     def _attention_s(self) -> float:
         """Seconds of this rank's attention, while the other ranks attend too."""
@@ -194,12 +173,3 @@ class _Bench:
     @staticmethod
     def _slowest(seconds: float) -> float:
         return max(nanoseconds for (nanoseconds,) in all_gather_ints(None, [int(1e9 * seconds)])) / 1e9
-
-
-def _span(call: Callable[[], object]) -> float:
-    """Seconds from the first rank's start to the last rank's end; one machine, one clock."""
-    all_gather_ints(None, [0])
-    started = time.monotonic_ns()
-    call()
-    spans = all_gather_ints(None, [started, time.monotonic_ns()])
-    return (max(end for _, end in spans) - min(start for start, _ in spans)) / 1e9

@@ -76,9 +76,7 @@ def best_groups(sent_s: float, latency_s: float, attention_s: float, heads_of_ra
 
 def choose_groups(shape: ModelShape, tokens: int, rows: int, rates: MeasuredRates, degrees: Degrees) -> GroupChoice:
     """For one forward in which each rank has ``rows`` rows of the batch."""
-    if degrees.ulysses == 1:
-        return ONE_GROUP
-    if not rates.beside:
+    if degrees.ulysses == 1 or not rates.beside:
         return ONE_GROUP
     if degrees.ring > 1:
         return GroupChoice(why=_RING_MEANWHILE)

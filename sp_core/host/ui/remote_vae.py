@@ -67,7 +67,7 @@ class RemoteVae(RemoteModel):
         """
         joined = _Joined(self._results, output)
         cost = self._ask("vae", method, {"x": x, "kwargs": kwargs}, "x", joined.take)
-        self._count(joined.stats, cost, f"{method}: {joined.ranks} of {len(self.devices)} devices, each a band of the frame")
+        self._count(joined.stats, cost, f"{method}: {joined.ranks} of {self.ranks} devices, each a band of the frame")
         assert joined.whole is not None
         return joined.whole
 
