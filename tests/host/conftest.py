@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -69,6 +70,15 @@ def base(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare_base(comfyui, folder, PACKS)
     subprocess.run([sys.executable, str(HERE / "checkpoints.py"), str(comfyui), str(folder / "models" / "diffusion_models")], check=True)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_each() -> Iterator[None]:
+    """A server's threads would spin for the cores that its workers compute on; a user's setting holds."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "OMP_NUM_THREADS" not in os.environ:
+            patch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
 @pytest.fixture(scope="session")

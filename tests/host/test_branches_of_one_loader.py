@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise, product
 
+import pytest
+from campaign import parameters
 from host.graphs import TOLERANCE, Branch, Graph, Link, latent, load, read, relative, run_sp, sample, text
 
 from sp_core.demo.comfy_server import ComfyServer
@@ -49,17 +51,20 @@ def test_the_walk_has_every_pair_once() -> None:
     assert set(pairwise(walk)) == set(product(range(len(STATES)), repeat=2))
 
 
-def test_every_order_of_two(server: ComfyServer) -> None:
-    walk = every_pair(len(STATES))
+@pytest.mark.parametrize(
+    "states", parameters(plain=[[STATES[1], STATES[2], STATES[4]]], campaign=[(STATES,)]), ids=lambda states: str(len(states))
+)
+def test_every_order_of_two(server: ComfyServer, states: list[tuple[str | None, str | None]]) -> None:
+    walk = every_pair(len(states))
     # a seed of its own makes the host compute each of them anew
-    made = [picture(server, *STATES[state], seed=100 + turn) for turn, state in enumerate(walk)]
+    made = [picture(server, *states[state], seed=100 + turn) for turn, state in enumerate(walk)]
     wrong = []
     for turn, state in sorted(enumerate(walk), key=lambda item: item[1]):
-        patch, devices = STATES[state]
+        patch, devices = states[state]
         expected = picture(server, patch, None, seed=100 + turn)
         error = max(relative(mine, theirs) for mine, theirs in zip(made[turn], expected, strict=True))
         if error > TOLERANCE:
-            wrong.append(f"{patch or 'plain'} on {devices or 'one device'} after {STATES[walk[turn - 1]]}: {error:.1e}")
+            wrong.append(f"{patch or 'plain'} on {devices or 'one device'} after {states[walk[turn - 1]]}: {error:.1e}")
     assert not wrong, "\n".join(wrong)
 
 
