@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 from .remote_model import RemoteModel
+
+#: share of a model's bytes that counts as all of them: ComfyUI leaves small tensors out of its count
+ALL_THERE = 0.99
 
 
 def report(patched: Any) -> str:
@@ -28,9 +32,29 @@ def report(patched: Any) -> str:
             f"exchange: {run.exchanges // forwards} a forward, {about}{100 * run.exchange_s / total:.0f} % of the time, "
             f"{size(run.exchange_bytes / forwards)} sent a rank and forward",
             *run.foreign.values(),
+            *weights_on_devices(run.weights, run.all_weights),
             f"to the workers: {size(run.sent_bytes)} sent, {size(run.reused_bytes)} of conditioning named instead of sent",
         )
     )
+
+
+def weights_on_devices(held: Sequence[int], total: int) -> list[str]:
+    """A line where the weights of a rank are not all on its device, which slows every rank; else none.
+
+    It also tells who may get another last digit: a quantised weight with a LoRA is rounded only where it stays on the device.
+
+    Args:
+        held: bytes of each rank, 0 for one that had nothing to compute. They are of all its models, so a line may be missing
+            where a rank holds another model too.
+        total: bytes of this model.
+    """
+    short = [f"{size(count)} on rank {rank}" for rank, count in enumerate(held) if 0 < count < ALL_THERE * total]
+    if not short:
+        return []
+    return [
+        f"weights: not all {size(total)} are on the device ({', '.join(short)}): the rest comes from main memory in each forward. "
+        "Quantised weights with a LoRA are then rounded on some ranks only"
+    ]
 
 
 def size(count: float) -> str:
