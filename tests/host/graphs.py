@@ -132,12 +132,17 @@ def branches(case: Case, devices: str, **requested: Any) -> tuple[dict[str, dict
     """A prompt with both branches, and the ids of the nodes that save the stock and the SP latent."""
     graph, saved = Graph(), []
     for kind, branch in (("stock", Branch(graph)), ("sp", Branch(graph, devices, requested))):
-        samples = case(branch)
-        extra: dict[str, Any] = {"model": branch.patched[-1]} if branch.patched else {}
-        if branch.report is not None:
-            extra = {"report": branch.report}
-        saved.append(branch.add("SPTestSaveLatent", samples=samples, name=f"{case.__name__}-{kind}", **extra).id)
+        saved.append(save(branch, case, f"{case.__name__}-{kind}"))
     return graph.prompt, saved
+
+
+def save(branch: Branch, case: Case, name: str) -> str:
+    """The id of the node that saves the case's latent, and its report where the branch has one."""
+    samples = case(branch)
+    extra: dict[str, Any] = {"model": branch.patched[-1]} if branch.patched else {}
+    if branch.report is not None:
+        extra = {"report": branch.report}
+    return branch.add("SPTestSaveLatent", samples=samples, name=name, **extra).id
 
 
 def read(output: dict[str, Any]) -> Result:
@@ -167,6 +172,5 @@ def nodes_of(case: Case) -> list[dict[str, Any]]:
 def run_sp(server: ComfyServer, case: Case, devices: str = "cpu:2", **requested: Any) -> Result:
     """The SP branch alone."""
     graph = Graph()
-    branch = Branch(graph, devices, requested)
-    node = branch.add("SPTestSaveLatent", samples=case(branch), name=f"{case.__name__}-alone")
-    return read(server.run(graph.prompt)[node.id])
+    saved = save(Branch(graph, devices, requested), case, f"{case.__name__}-alone")
+    return read(server.run(graph.prompt)[saved])

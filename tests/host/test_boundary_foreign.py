@@ -173,6 +173,8 @@ def test_a_class_that_a_pack_made_works(server: ComfyServer, method: str) -> Non
     mine = run_sp(server, case)
     said = re.search(r"ForeignWanModel of sp_foreign_nodes.*one device computes all of it", server.log(since))
     assert bool(said) == bool(method)
+    # nothing is exchanged then, whatever a forward before it did
+    assert ("exchange: 0 a forward" in mine.report) == bool(method), mine.report
     stock = Branch(Graph())
     saved = stock.add("SPTestSaveLatent", samples=case(stock), name=f"{name}-stock")
     assert relative(mine.parts[0], read(server.run(stock.graph.prompt)[saved.id]).parts[0]) <= TOLERANCE

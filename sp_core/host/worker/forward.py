@@ -33,11 +33,11 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
         call: the same on every rank.
         enter_block: called before each block; see :class:`sp_core.plans.Engine`.
     """
+    groups.sequence.stats.reset()
     if model.alone is not None:
         return _run_alone(model, call, enter_block)
     if groups.cfg is not None:
         call = cfg_split.part_of_call(call, groups.cfg.rank, groups.cfg.world_size)
-    groups.sequence.stats.reset()
     with late_forwards(model.diffusion_model, call.options):
         output, state = _settled(model, call, groups, enter_block)
     groups.sequence.check()
