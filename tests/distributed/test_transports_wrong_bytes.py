@@ -23,6 +23,9 @@ from sp_core.comm.registry import TRANSPORTS, TransportSpec, slowed
 from sp_core.comm.transport import Slots
 from sp_core.layout import shard_range, shard_sizes
 
+#: so that a transport that comes to the registry changes nothing here
+SHM_AND_GLOO = [row for row in TRANSPORTS if row.name in ("shm", "gloo")]
+
 KB = 1 << 10
 #: bytes of the slots before they grow
 FIRST_SLOT = 64 * KB
@@ -109,7 +112,7 @@ def forward(rank: int, world_size: int, directory: str, fault: Fault, trial_byte
     logging.disable(logging.CRITICAL)
 
     # the transport with the fault is taken wherever it works
-    rows = [replace(row, spare=row.name != fault.row) for row in sorted(TRANSPORTS, key=lambda row: row.name != fault.row)]
+    rows = [replace(row, spare=row.name != fault.row) for row in sorted(SHM_AND_GLOO, key=lambda row: row.name != fault.row)]
     if fault.timed:
         rows = [rows[0], *(replace(slowed(row, 1e9, 0.02), name=row.name, spare=False) for row in rows[1:])]
     rows[0] = replace(rows[0], make=partial(_faulty, rows[0].make, fault))
@@ -154,7 +157,7 @@ def test_without_the_check_the_wrong_byte_comes_through(ranks: RankPools, where:
 
 def only_faulty(rank: int, world_size: int, directory: str) -> str:
     logging.disable(logging.CRITICAL)
-    rows = [replace(row, make=partial(_faulty, row.make, Fault(99, rank=1))) for row in TRANSPORTS]
+    rows = [replace(row, make=partial(_faulty, row.make, Fault(99, rank=1))) for row in SHM_AND_GLOO]
     with pytest.raises(RuntimeError) as caught:
         make_transport(None, "cpu", directory=directory, rows=rows)
     return str(caught.value)
