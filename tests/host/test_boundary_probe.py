@@ -90,6 +90,7 @@ WHOLE = [
 ]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("label", WHOLE)
 def test_trusted_it_would_be_wrong(own: ComfyServer, label: str) -> None:
     kind = {kind.label: kind for kind in KINDS}[label]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from campaign import CAMPAIGN, within
+from campaign import CAMPAIGN, parameters, within
 from host.graphs import Branch, Link, read
 from host.observe import (
     alive,
@@ -68,17 +68,22 @@ def fault(kind: str, rank: int, call: int = 4) -> Callable[[Branch, Link], Link]
     return lambda branch, model: branch.add("SPTestFault", model=model, rank=rank, call=call, kind=kind)[0]
 
 
+#: one that is answered, one that ends the process, one that says nothing
 FAULTS = [
     ("device memory", 1, r"Rank 1 failed: out of memory on its device \(CUDA out of memory\. Tried to allocate 20\.00 GiB"),
-    ("main memory", LAST, f"Rank {LAST} failed: out of main memory"),
-    ("error", 0, "Rank 0 failed: a fault that a test put there"),
-    ("device lost", 1, r"Rank 1 failed: its device does not answer any more \(CUDA error: unspecified launch failure\)"),
     ("exit", LAST, rf"The worker of rank {LAST} ended unexpectedly \(exit code 7"),
     ("hang", 1, f"Rank 1 made no progress for {TIMEOUT_S} s while computing a forward of WanModel"),
 ]
+MORE_FAULTS = [
+    ("main memory", LAST, f"Rank {LAST} failed: out of main memory"),
+    ("error", 0, "Rank 0 failed: a fault that a test put there"),
+    ("device lost", 1, r"Rank 1 failed: its device does not answer any more \(CUDA error: unspecified launch failure\)"),
+]
 
 
-@pytest.mark.parametrize(("kind", "rank", "sentence"), FAULTS, ids=[kind for kind, *_ in FAULTS])
+@pytest.mark.parametrize(
+    ("kind", "rank", "sentence"), parameters(plain=FAULTS, campaign=MORE_FAULTS), ids=[kind for kind, *_ in FAULTS + MORE_FAULTS]
+)
 def test_one_rank_fails(own: ComfyServer, expected: torch.Tensor, temporary: Path, kind: str, rank: int, sentence: str) -> None:
     works(own, expected)
     before = pids(own)
@@ -123,7 +128,7 @@ def test_a_rank_is_killed_at_a_random_moment(own: ComfyServer, expected: torch.T
     chance, times = dice(), []
     works(own, expected)
     baseline: dict[str, int] | None = None
-    for number in range(count(3, 30)):
+    for number in range(count(2, 30)):
         moment = MOMENTS[number % len(MOMENTS)]
         seed = 5000 + number
         if moment == "start-up":
@@ -190,6 +195,7 @@ def other(comfyui: Path, base: Path, others_directory: Path) -> Iterator[ComfySe
         yield server
 
 
+@pytest.mark.campaign
 def test_two_hosts_on_one_machine(own: ComfyServer, other: ComfyServer) -> None:
     """Both sample at the same time."""
     prompts = {}

@@ -33,6 +33,7 @@ def test_idle_workers_end_and_the_next_prompt_starts_them_again(own: ComfyServer
     assert not set(pids(own)) & set(first)
 
 
+@pytest.mark.campaign
 def test_a_block_that_outlasts_the_idle_time_is_computed_and_one_that_was_cancelled_too(own: ComfyServer) -> None:
     """The second block belongs to no prompt any more."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from campaign import parameters
 from host.graphs import Branch, Case, Graph, Link, compare, latent, load, sample, text
 from host.observe import failure, run, wait_for, workers
 from host.test_ltx import STRENGTHS, guides
@@ -43,6 +44,7 @@ def test_groups_of_heads_give_the_stock_picture(own: ComfyServer, case: Case, la
     assert "nothing beside the exchange of attention of replicated queries, which are few" in made.sp.report, made.sp.report
 
 
+@pytest.mark.campaign
 def test_a_ring_says_why_it_has_no_groups(own: ComfyServer) -> None:
     made = compare(own, ltxav, "cpu:4", cfg_split=1, ring=2)
     assert "no exchange beside attention: the ring passes keys and values on meanwhile" in made.sp.report, made.sp.report
@@ -68,7 +70,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "rank", "sentence"), FAULTS, ids=[kind for kind, *_ in FAULTS])
+@pytest.mark.parametrize(("kind", "rank", "sentence"), parameters(plain=FAULTS[:1], campaign=FAULTS[1:]), ids=[kind for kind, *_ in FAULTS])
 def test_a_rank_fails_in_the_second_group(own: ComfyServer, kind: str, rank: int, sentence: str) -> None:
     def fault(branch: Branch, wire: Link) -> Link:
         # the second call of the attention function: the first block's second group

@@ -122,9 +122,9 @@ def check(server: ComfyServer, case: Any, devices: str) -> None:
 
 
 ALIKE = [decode, decode_two, decode_one_row, decode_in_tiles, encode, encode_in_tiles, image_to_video, ltx_decode, ltx_encode]
+IN_PARTS = [(case, "cpu:2") for case in ALIKE]
 #: of three devices the last tile is left over
-IN_PARTS = [(case, "cpu:3") for case in ALIKE] + [(case, "cpu:2") for case in (decode_in_tiles, encode_in_tiles)]
-MORE = [(case, "cpu:2") for case in ALIKE if (case, "cpu:2") not in IN_PARTS]
+MORE = [(case, "cpu:3") for case in ALIKE]
 
 
 @pytest.mark.parametrize(
