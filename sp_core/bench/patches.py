@@ -1,7 +1,7 @@
 """What it costs to probe code of other packs: the first step and the later ones of a Wan model with a harmless unknown patch.
 
-Three ways take turns: without the patch, with the patch probed, and with the patch trusted unseen (``SP_TRUST_PATCHES``), which is
-what the probe is measured against.
+The patch is probed by the workers of one ComfyUI and trusted unseen (``SP_TRUST_PATCHES``) by those of another. Each also computes the
+model without the patch, by which its times are divided: two processes are never equally fast.
 """
 
 from __future__ import annotations
@@ -9,28 +9,29 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
 
 from ..demo.comfy_server import ComfyServer
 from ..demo.machine_line import machine_line
+from ..demo.tiny import shrink
 from ..settings import TRUST_PATCHES
 from .models import STEP_CHECKPOINTS, STEP_WORKFLOWS
-from .prompts import StepSeconds, comfyui, step_seconds
+from .prompts import comfyui
 from .turns import taken_in_turns
 
-SAMPLES = 7
-#: steps of the two prompts whose difference is the time of later steps
-STEPS = (1, 6)
+SAMPLES = 5
+#: of each prompt; one forward each
+STEPS = 6
 PATCHES = "SPDemoPatches"
 
 
 @dataclass(frozen=True)
 class Row:
-    """Medians in seconds. The first step's is of a whole prompt of one step."""
+    """Medians in seconds, of forwards as ComfyUI's process waits for them."""
 
     way: str
     first_s: float
@@ -50,10 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("not measured, no ComfyUI was found")
             return 0
         rows, ratio = measured(server, trusting, options.workers, options.samples)
-    print(f"{'way':<12}{'one step s':>12}{'later step s':>14}")
+    print(f"{'way':<24}{'first step s':>14}{'later step s':>14}")
     for row in rows:
-        print(f"{row.way:<12}{row.first_s:>12.3f}{row.later_s:>14.3f}")
-    print(f"later steps, probed against trusted: {ratio:.3f} (median of the ratios of neighbouring samples)")
+        print(f"{row.way:<24}{row.first_s:>14.3f}{row.later_s:>14.3f}")
+    print(f"later steps, probed against trusted: {ratio:.3f} (each against its own without the patch; median of neighbouring samples)")
     if options.json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "ratio": ratio}))
     return 0
@@ -61,16 +62,42 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measured(server: ComfyServer, trusting: ComfyServer, workers: int, samples: int) -> tuple[list[Row], float]:
     """The rows, and the ratio of later steps, probed to trusted."""
-    measure = partial(step_seconds, tiny=STEP_WORKFLOWS[0], devices=f"cpu:{workers}", seeds=itertools.count(), steps=STEPS)
-    ways: dict[str, Callable[[], StepSeconds]] = {
-        "unpatched": partial(measure, server),
+    measure = partial(forwards, devices=f"cpu:{workers}", seeds=itertools.count())
+    ways: dict[str, Callable[[], list[float]]] = {
+        "without, beside probed": partial(measure, server),
         "probed": partial(measure, server, change=with_patches),
+        "without, beside trusted": partial(measure, trusting),
         "trusted": partial(measure, trusting, change=with_patches),
     }
     taken = taken_in_turns(ways, samples)
-    rows = [Row(way, median(took.first_s for took in found), median(took.later_s for took in found)) for way, found in taken.items()]
-    ratios = [probed.later_s / trusted.later_s for probed, trusted in zip(taken["probed"], taken["trusted"], strict=True)]
+    rows = [Row(way, median(first for first, *_ in found), median(map(later, found))) for way, found in taken.items()]
+    ratios = [
+        later(probed) / later(beside_probed) / (later(trusted) / later(beside_trusted))
+        for beside_probed, probed, beside_trusted, trusted in zip(*taken.values(), strict=True)
+    ]
     return rows, median(ratios)
+
+
+def later(seconds: Sequence[float]) -> float:
+    """Of a sampling run's forwards, the median of those behind the first."""
+    return median(seconds[1:])
+
+
+def forwards(
+    server: ComfyServer, devices: str, seeds: Iterator[int], change: Callable[[dict[str, Any]], dict[str, Any]] = lambda prompt: prompt
+) -> list[float]:
+    """Seconds of each forward of a prompt, as the server tells them."""
+    tiny = STEP_WORKFLOWS[0]
+    sized = replace(tiny, inputs={**tiny.inputs, "steps": STEPS})
+    before = last_forwards(server)
+    server.wait(server.queue(change(shrink(tiny.load(), sized, devices, next(seeds), "bench").prompt)), timeout=900)
+    [seconds] = [seconds for key, seconds in last_forwards(server).items() if seconds and seconds != before.get(key)]
+    return seconds
+
+
+def last_forwards(server: ComfyServer) -> dict[str, list[float]]:
+    """Of each shared-out model, seconds of the newest run's forwards."""
+    return {model["key"]: model["last_forwards_s"] for model in server.get("/sp/status")["models"]}
 
 
 def with_patches(prompt: dict[str, Any]) -> dict[str, Any]:

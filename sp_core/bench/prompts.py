@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..demo.checkpoints import Checkpoint
 from ..demo.comfy_server import DEMO_NODES, ComfyServer, prepare_base, prompt_seconds
@@ -38,31 +38,22 @@ def seconds_of(server: ComfyServer, prompt: Prompt) -> float:
     return prompt_seconds(server.wait(server.queue(prompt), timeout=900))
 
 
-class StepSeconds(NamedTuple):
-    """``first_s`` is of a whole prompt with the fewer steps, ``later_s`` of each step that the other prompt has more."""
-
-    first_s: float
-    later_s: float
-
-
 def step_seconds(
     server: ComfyServer,
     tiny: Tiny,
     devices: str | None,
     seeds: Iterator[int],
     steps: tuple[int, int],
-    change: Callable[[Prompt], Prompt] = lambda prompt: prompt,
-) -> StepSeconds:
-    """Queues two prompts that differ by their number of steps, ``steps``, so that the difference is steps alone.
+) -> float:
+    """Seconds of a step: two prompts are queued that differ by their number of steps, ``steps``, so that the difference is steps alone.
 
     Args:
         devices: of SP Model Patch; None for a prompt without it.
         seeds: a new one for each prompt, so that ComfyUI computes it.
-        change: is given each prompt before it is queued.
     """
     prompt, took = tiny.load(), []
     for count in steps:
         sized = replace(tiny, inputs={**tiny.inputs, "steps": count})
-        took.append(seconds_of(server, change(shrink(prompt, sized, devices, next(seeds), "bench").prompt)))
+        took.append(seconds_of(server, shrink(prompt, sized, devices, next(seeds), "bench").prompt))
     few, many = steps
-    return StepSeconds(took[0], (took[1] - took[0]) / (many - few))
+    return (took[1] - took[0]) / (many - few)

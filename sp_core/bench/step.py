@@ -102,7 +102,7 @@ def host_row(server: ComfyServer, tiny: Tiny, workers: int, samples: int = SAMPL
     seeds = itertools.count()
 
     def seconds(devices: str | None) -> Callable[[], float]:
-        return lambda: step_seconds(server, tiny, devices, seeds, STEPS).later_s
+        return lambda: step_seconds(server, tiny, devices, seeds, STEPS)
 
     medians = turns({"one": seconds(None), "all": seconds(f"cpu:{workers}")}, samples)
     return _row(tiny.title, tiny.tokens, workers, medians)
