@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from host.family_checkpoints import write_families
-from host.graphs import Branch, Case, Link, compare, latent, load, run_sp, sample, text
+from host.graphs import Branch, Case, Link, compare, latent, load, sample, text
 
 from sp_core.demo.comfy_server import ComfyServer
 
@@ -95,11 +95,3 @@ def test_one_device_computes_all(server: ComfyServer, devices: str, build: Case,
     count = int(devices[-1])
     assert found.decision.startswith(f"{count} devices: one computes all, {count - 1} idle; "), found.sp.report
     assert WITHOUT_PLAN in found.decision and found.decision.endswith(why), found.sp.report
-
-
-def test_the_first_forward_of_a_kind_is_computed_whole(server: ComfyServer) -> None:
-    """A second sampling run of the loaded model knows already."""
-    begin = len(server.log())
-    for seed in (1, 2):
-        assert "batch rows 3 + 2, " in run_sp(server, case("tiny_unet", 5, 1.0, name=f"of_{seed}", seed=seed)).report
-    assert server.log(begin).count("each computes all, to see whether 3 + 2 batch rows come out the same") == 1
