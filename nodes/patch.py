@@ -17,14 +17,15 @@ class SPModelPatch(io.ComfyNode):
             category="advanced/multi-gpu",
             description=(
                 "Runs the model on several devices at once: each holds the whole model and works on a part of the video's "
-                "tokens. The result is the one that a single device gives. Place it behind everything that changes the "
-                "model (loaders, LoRAs, shifts, attention patches) and before the sampler or guider."
+                "tokens, or on some rows of a batch. The result is the one that a single device gives. Place it behind "
+                "everything that changes the model (loaders, LoRAs, shifts, attention patches) and before the sampler or guider."
             ),
             search_aliases=["multi gpu", "sequence parallel", "ulysses", "multiple gpus"],
             inputs=[
                 io.Model.Input(
                     "model",
-                    tooltip=f"A video diffusion transformer: {', '.join(supported_models())}.",
+                    tooltip="Any diffusion model. Of most, whole rows of a batch are shared out (positive and negative prompt, several "
+                    f"latents). Of these, the tokens of one video: {', '.join(supported_models())}.",
                 ),
                 io.String.Input(
                     "devices",

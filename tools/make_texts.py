@@ -8,6 +8,8 @@ Model names: ``title`` and ``covers`` of the sequence plans go into
 
 Node packs: ``<!-- packs table -->`` in docs/patches.md, from the cases that ``tests/host/test_real_packs.py`` runs.
 
+Classes of models: ``<!-- coverage table -->`` in docs/models.md, from a ComfyUI checkout (tools/model_coverage.py).
+
 Node texts: ``locales/en/nodeDefs.json`` is what a running ComfyUI says of this extension's nodes, so
 this part needs a ComfyUI checkout. Other languages are written by hand; what they lack is printed.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -32,6 +35,7 @@ PACK = "custom_nodes.sequence-parallel"
 _SEPARATORS = {"en": ", ", "zh": "、"}
 _LIST = re.compile(r"(<!-- models -->).*?(<!-- /models -->)")
 _TABLE = re.compile(r"(<!-- models table -->\n).*?(<!-- /models table -->)", re.DOTALL)
+_COVERAGE = re.compile(r"(<!-- coverage table -->\n).*?(<!-- /coverage table -->)", re.DOTALL)
 _PACKS = re.compile(r"(<!-- packs table -->\n).*?(<!-- /packs table -->)", re.DOTALL)
 #: a sentence that ends in a list: "A video diffusion transformer: Wan, LTX."
 _SENTENCE = re.compile(r"(.*?(?:: |：)).*([.。])", re.DOTALL)
@@ -99,6 +103,27 @@ def packs_page(root: Path = ROOT) -> tuple[Path, str]:
     return path, _PACKS.sub(lambda found: f"{found[1]}{table(CASES)}{found[2]}", path.read_text())
 
 
+# -- classes of models ---------------------------------------------------------------------
+
+
+def coverage_page(version: str, table: str, root: Path = ROOT) -> tuple[Path, str]:
+    """docs/models.md with its table of a ComfyUI's classes made anew."""
+    path = root / "docs" / "models.md"
+    return path, _COVERAGE.sub(lambda found: f"{found[1]}ComfyUI {version}:\n\n{table}{found[2]}", path.read_text())
+
+
+def coverage_of_the_host() -> list[tuple[Path, str]]:
+    """The page as the ComfyUI that is found would have it; nothing where none is. In a process of its own, for ComfyUI is imported."""
+    from sp_core.host_path import find_comfyui
+
+    host = find_comfyui()
+    if host is None:
+        return []
+    command = [sys.executable, str(ROOT / "tools" / "model_coverage.py"), str(host)]
+    version, _, table = subprocess.run(command, check=True, capture_output=True, text=True).stdout.partition("\n")
+    return [coverage_page(version, table)]
+
+
 # -- node texts ----------------------------------------------------------------------------
 
 
@@ -159,7 +184,7 @@ def _keys(tree: Any, path: str = "") -> set[str]:
 def main() -> int:
     if not write_node_texts():
         print("no ComfyUI checkout was found, so locales/en keeps its node texts: set COMFYUI_PATH to make them anew", file=sys.stderr)
-    for path, text in [*texts(PLANS.values()).items(), packs_page()]:
+    for path, text in [*texts(PLANS.values()).items(), packs_page(), *coverage_of_the_host()]:
         if path.read_text() != text:
             path.write_text(text)
             print(f"wrote {path.relative_to(ROOT)}")

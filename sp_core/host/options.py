@@ -14,9 +14,11 @@ CLASS = "diffusion_model.__class__"
 INSIDE_THE_MODEL = ("patches", "patches_replace", OVERRIDE, LATE_FORWARDS)
 #: these entries run in ComfyUI's process, around the model
 AROUND_THE_MODEL = ("wrappers", "callbacks")
+#: the context window of a forward, an object of ComfyUI's own. No model with a plan looks for it; WanAnimate2 does, as of 0.33
+WINDOW = "context_window"
 #: these hold objects of ComfyUI's own (as of 0.33) that only code around the model reads: the holder of EasyCache and LazyCache,
-#: and the context window of this forward (WanAnimate2 alone looks for it inside the model, and has no plan)
-READ_AROUND_THE_MODEL = ("easycache", "context_window")
+#: and of models with a plan the context window
+READ_AROUND_THE_MODEL = ("easycache", WINDOW)
 #: the part of a MODEL that says what a sigma is. Samplers of packs put it into the options by this name
 MODEL_SAMPLING = "model_sampling"
 

@@ -14,6 +14,7 @@ from .forward_state import Escaped
 from .host_functions import HostFunctions
 from .plan import Attention, Blocks, HookPoint, MaskRule, NoPlan, Replicated, SequencePlan
 from .subclass import base_of_pack, code_of_packs, replaced_methods
+from .unplanned import NOT_SAMPLED, plan_without, runs_wrappers
 from .validation import validate
 
 PLANS: dict[str, SequencePlan] = {
@@ -35,21 +36,21 @@ def plan_named(architecture: str) -> SequencePlan:
 def plan_of(kind: type, instead_of: type | None = None) -> SequencePlan:
     """The plan of a model's class, or of the class that a pack made it of, or of the class ``instead_of`` which it stands.
 
-    Raises:
-        NoPlan: there is none.
+    Where there is none, what is known of a class without one.
     """
     for candidate in (kind, instead_of):
         if candidate is not None and base_of_pack(candidate).__name__ in PLANS:
             return PLANS[base_of_pack(candidate).__name__]
-    raise NoPlan(kind.__name__, titles())
+    return plan_without(kind)
 
 
 def titles() -> list[str]:
-    """The models that can run on several devices, by the names that people know them by."""
+    """The models whose tokens can be shared out, by the names that people know them by."""
     return [plan.title for plan in PLANS.values()]
 
 
 __all__ = [
+    "NOT_SAMPLED",
     "PLANS",
     "Attention",
     "Blocks",
@@ -65,7 +66,9 @@ __all__ = [
     "code_of_packs",
     "plan_named",
     "plan_of",
+    "plan_without",
     "replaced_methods",
+    "runs_wrappers",
     "titles",
     "validate",
 ]

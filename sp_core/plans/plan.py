@@ -186,6 +186,11 @@ class SequencePlan:
     after_run: str | None = None
 
     @property
+    def splits_tokens(self) -> bool:
+        """False for a model without a plan (:mod:`.unplanned`), of which only whole batch rows can be shared out."""
+        return bool(self.blocks)
+
+    @property
     def keeps_state(self) -> bool:
         """The model keeps something between forwards, so every forward of a sampling run has to be split alike."""
         return self.after_run is not None
@@ -200,15 +205,12 @@ class SequencePlan:
 
 
 class NoPlan(SPError):
-    """The architecture cannot be run on several devices.
+    """There is no plan by that name.
 
     Args:
         found: class name of the model.
-        known: titles of the models that can.
+        known: titles of the models with a plan.
     """
 
     def __init__(self, found: str, known: list[str]) -> None:
-        super().__init__(
-            f"{found} has no sequence plan, so it cannot run on several devices. Models that can: {', '.join(known)}. "
-            "Remove SP Model Patch to run it on one"
-        )
+        super().__init__(f"{found} has no sequence plan. Models that have one: {', '.join(known)}")

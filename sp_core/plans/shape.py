@@ -19,6 +19,8 @@ def model_shape(plan: SequencePlan, model: nn.Module) -> ModelShape | None:
     tokens pass them. Every other weight counts as met by every token. That is a few per cent too
     many where a block also has weights for text or audio.
     """
+    if not plan.splits_tokens:
+        return None
     blocks = plan.blocks_of(model)
     attention = blocks[0].get_submodule(plan.attentions[0].module)
     heads = _first(attention, "num_heads", "heads")

@@ -48,7 +48,7 @@ _AV_CLASS = ("comfy.ldm.lightricks.av_model", "LTXAVModel")
 #: file name -> (module, class, arguments, metadata config or None)
 CHECKPOINTS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any] | None]] = {
     "tiny_wan22_i2v": (*_WAN_CLASS, {**_WAN, "in_dim": 36}, None),
-    # a picture model, which has no plan
+    # a picture model, which has no plan, and no wrappers around its forward
     "tiny_sd3": ("comfy.ldm.modules.diffusionmodules.mmdit", "OpenAISignatureMMDITWrapper", _SD3, None),
     "tiny_ltxv_adaln": (
         "comfy.ldm.lightricks.model",

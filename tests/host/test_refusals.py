@@ -134,15 +134,6 @@ def test_device_strings(server: ComfyServer, devices: str, why: str) -> None:
     assert "cpu:1 to cpu:16" in message
 
 
-def test_architectures_without_a_plan(server: ComfyServer) -> None:
-    def picture_model(branch: Branch) -> Link:
-        return sampled(branch, branch.patch(load(branch, "tiny_sd3")))
-
-    message = failure(server, picture_model)
-    for word in ("OpenAISignatureMMDITWrapper", "Wan 2.1 / 2.2", "LTX-Video", "LTX-2 / 2.3", "Remove SP Model Patch"):
-        assert word in message
-
-
 def patched_twice(**second: object) -> Case:
     def twice(branch: Branch) -> Link:
         wire = branch.patch(load(branch, "tiny_wan_t2v"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from ...pool.wire import unsendable
 from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, MODEL_SAMPLING, READ_AROUND_THE_MODEL, name_of
 from ..travel import Own
 
-_NOT_OBJECTS = {*AROUND_THE_MODEL, *INSIDE_THE_MODEL, *READ_AROUND_THE_MODEL}
+_NOT_OBJECTS = frozenset({*AROUND_THE_MODEL, *INSIDE_THE_MODEL, *READ_AROUND_THE_MODEL})
 _DEEP = 6
 
 
@@ -23,11 +23,15 @@ class KnownObjects:
         transformer_options: of the MODEL that SP Model Patch got.
         foreign_code: the MODEL has code of other packs inside it, which may read any of these objects.
         model_sampling: of the MODEL, which samplers of packs put into the options.
+        may_read: what is known to be read around the model only, and this model may read as well.
     """
 
-    def __init__(self, transformer_options: dict[str, Any], foreign_code: bool, model_sampling: Any = None) -> None:
+    def __init__(
+        self, transformer_options: dict[str, Any], foreign_code: bool, model_sampling: Any = None, may_read: Collection[str] = ()
+    ) -> None:
         self.foreign_code, self._model_sampling = foreign_code, model_sampling
-        self._objects = objects_in(transformer_options)
+        self._not_objects = _NOT_OBJECTS - {*may_read}
+        self._objects = self._objects_in(transformer_options)
         self._states = {key: _state(value) for key, value in self._objects.items()}
 
     def check(self, transformer_options: dict[str, Any], late_code: bool = False) -> None:
@@ -41,7 +45,7 @@ class KnownObjects:
         """
         if not (self.foreign_code or late_code):
             return
-        for key, value in objects_in(transformer_options).items():
+        for key, value in self._objects_in(transformer_options).items():
             if self.has(key, value) and _state(value) != self._states[key]:
                 raise SPError(
                     f"{self.described(key, value)} changes while sampling, which the workers do not see, where another node's code inside "
@@ -54,7 +58,7 @@ class KnownObjects:
         Args:
             late_code: as above.
         """
-        new = {key: value for key, value in objects_in(transformer_options).items() if not self.has(key, value)}
+        new = {key: value for key, value in self._objects_in(transformer_options).items() if not self.has(key, value)}
         if new.get(MODEL_SAMPLING, self._model_sampling) is not self._model_sampling and not (self.foreign_code or late_code):
             # that of a node behind SP Model Patch. ComfyUI's models do not read it, and other code is not there
             del new[MODEL_SAMPLING]
@@ -63,6 +67,10 @@ class KnownObjects:
     def has(self, key: str, value: Any) -> bool:
         """The workers have an object of this class by this key."""
         return key in self._objects and type(value) is type(self._objects[key])
+
+    def _objects_in(self, transformer_options: dict[str, Any]) -> dict[str, Any]:
+        """The options that cannot be sent and that code inside the model may read."""
+        return {key: value for key, value in transformer_options.items() if key not in self._not_objects and unsendable(value) is not None}
 
     @staticmethod
     def described(key: str, value: Any) -> str:
@@ -73,11 +81,6 @@ class KnownObjects:
         """By the ids of the objects: what they are in the workers."""
         sampling = {} if self._model_sampling is None else {id(self._model_sampling): Own((MODEL_SAMPLING,))}
         return sampling | {id(value): Own(("option", key)) for key, value in self._objects.items()}
-
-
-def objects_in(transformer_options: dict[str, Any]) -> dict[str, Any]:
-    """The options that cannot be sent and that code inside the model may read."""
-    return {key: value for key, value in transformer_options.items() if key not in _NOT_OBJECTS and unsendable(value) is not None}
 
 
 def _culprit(value: Any) -> Any:

@@ -68,11 +68,12 @@ class OutgoingOptions:
     Args:
         given: the options of the MODEL that SP Model Patch got.
         departure: packs objects.
+        written: code inside the model may write into what it finds in the options, also where it is the model's own.
     """
 
-    def __init__(self, given: dict[str, Any], known: KnownObjects, departure: Departure) -> None:
+    def __init__(self, given: dict[str, Any], known: KnownObjects, departure: Departure, written: bool = False) -> None:
         self._own_patches = _inside(with_own_patches(given))
-        self._known, self._departure = known, departure
+        self._known, self._departure, self._written = known, departure, written
 
     def check(self, transformer_options: dict[str, Any]) -> None:
         """Check the patched MODEL's own options before sampling: what they hold was written by a node behind SP Model Patch.
@@ -100,7 +101,7 @@ class OutgoingOptions:
         self._known.check(options, late)
         new = self._known.new(options, late)
         # a list that code inside the model may add to, and finds again in the next step
-        kept = _containers(options) if late or self._known.foreign_code else {}
+        kept = _containers(options) if late or self._written or self._known.foreign_code else {}
         sent = {**(dict.fromkeys(INSIDE_THE_MODEL) | inside if late else {}), **kept, **new}
         if not sent:
             return {}, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import comfy.model_patcher
@@ -17,7 +18,7 @@ from ...pool.devices import WorkerDevice
 from .. import comfy_api
 from ..block_skips import leaves_out_its_block
 from ..compiled import COMPILE_KEY, is_compiled, log_dropped, original
-from ..options import CLASS, LATE_FORWARDS, MODEL_SAMPLING, name_of, patches_in
+from ..options import CLASS, LATE_FORWARDS, MODEL_SAMPLING, WINDOW, name_of, patches_in
 from ..travel import CannotTravel
 from .departure import Departure
 from .device_memory import DeviceShares
@@ -28,6 +29,9 @@ from .recipe import Recipe
 from .remote_model import RemoteModel, WorkerSession
 from .stand_in import make_stand_in
 from .watch import SwapWatch
+
+#: the path of an object patch that replaces the model's own forward
+_FORWARD = "diffusion_model.forward"
 
 
 class SPModelPatcher(comfy.model_patcher.ModelPatcher):
@@ -202,29 +206,31 @@ def make_sp_patcher(
         source: the MODEL that a node received.
         recipe: how the workers make the same MODEL.
         session: who starts the workers and keeps the model in them.
-
-    Raises:
-        SPError: no plan for this architecture.
     """
     local = original(source.get_model_object("diffusion_model"))
     backup = source.object_patches_backup
     own_class = backup.get(CLASS, type(local))
     local_class = source.object_patches.get(CLASS, own_class)
     plan = plan_of(local_class, own_class)
+    if not plan.splits_tokens and (_FORWARD in source.object_patches or _has_forward(local)):
+        # another node's forward stands in the place of the class's, around all of it
+        plan = replace(plan, forward="forward")
     if _wants_compiling(source):
         log_dropped()
     comfy_api.off_the_device(source)
     given = source.model_options.get("transformer_options", {})
-    known = KnownObjects(given, _has_foreign_code(source), source.get_model_object(MODEL_SAMPLING))
+    may_read = () if plan.splits_tokens else (WINDOW,)
+    known = KnownObjects(given, _has_foreign_code(source), source.get_model_object(MODEL_SAMPLING), may_read)
     departure = Departure(local, known.own)
-    outgoing = OutgoingOptions(given, known, departure)
+    outgoing = OutgoingOptions(given, known, departure, written=not plan.splits_tokens)
     sp = RemoteModel(session, recipe, devices, plan, source.model_size(), keep_loaded, requested, departure, outgoing)
     base = _own_base_model(source)
     watch = SwapWatch(local, backup)
     base.diffusion_model = make_stand_in(local, local_class, plan, sp, watch, backup)
     departure.stand_in = weakref.ref(base.diffusion_model)
-    # the ranks share the activations out, so ComfyUI may batch conditionings where one device could not
-    base.memory_usage_factor = source.model.memory_usage_factor / len(devices)
+    if plan.splits_tokens:
+        # the ranks share the activations out, so ComfyUI may batch conditionings where one device could not
+        base.memory_usage_factor = source.model.memory_usage_factor / len(devices)
     # weights on other devices do not count for this process's own
     size = source.model_size() if sp.shares(source.load_device) else 1
     patcher = SPModelPatcher(base, source.load_device, source.offload_device, size=size)
@@ -303,6 +309,12 @@ def _has_foreign_code(source: comfy.model_patcher.ModelPatcher) -> bool:
 def _inside_the_model(name: str) -> bool:
     """An attribute of a BaseModel that only the workers could honour."""
     return name == "diffusion_model" or name.startswith("diffusion_model.")
+
+
+def _has_forward(module: Any) -> bool:
+    """Somebody gave this module a forward of its own. ComfyUI leaves that of its class there when it takes a patch out."""
+    forward = vars(module).get("forward")
+    return forward is not None and getattr(forward, "__func__", None) is not type(module).forward
 
 
 def _shallow(module: Any) -> Any:

@@ -231,7 +231,7 @@ class RemoteModel:
     def call(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         pool = self._session.ensure(self)
         body = {"key": self.recipe.key, "run": self._run_number, "method": method, "args": args, "kwargs": kwargs}
-        return self._call(pool, "call", body, _device_of(args), method)
+        return self._call(pool, "call", body, _device_of((args, kwargs)), method)
 
     def _call(self, pool: Pool, operation: str, body: dict[str, Any], device: torch.device, what: str) -> Any:
         doing = f"{what} of {self.plan.architecture}"
@@ -242,7 +242,8 @@ class RemoteModel:
                 device=device,
                 doing=f"computing {doing}",
                 watch=Watcher(doing),
-                volatile=("named.x", "named.timestep"),
+                # ComfyUI gives every model its input and the timestep first
+                volatile=tuple(f"named.{name}" for name in list(body.get("named", ()))[:2]),
             )
         except Cancelled:
             comfy_api.raise_interrupt()

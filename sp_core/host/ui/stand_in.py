@@ -14,9 +14,10 @@ from itertools import islice
 from typing import Any, Protocol
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ...errors import SPError
-from ...plans import SequencePlan, base_of_pack, replaced_methods
+from ...plans import SequencePlan, base_of_pack, replaced_methods, runs_wrappers
 from ..options import name_of
 from .snapshot import Change
 from .watch import SwapWatch, swapped
@@ -117,8 +118,9 @@ class StandInMixin:
 def _forwarder(local_class: type, method: str, refuse_wrappers: bool) -> Callable[..., Any]:
     signature = inspect.signature(getattr(local_class, method))
     if any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
-        # a pack's method that hands everything on names nothing
-        signature = inspect.signature(getattr(base_of_pack(local_class), method))
+        # a pack's method that hands everything on names nothing, and where there is nothing behind it ComfyUI's call does
+        base = base_of_pack(local_class)
+        signature = inspect.signature(_as_comfyui_calls if base is torch.nn.Module else getattr(base, method))
     extra_name = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -139,8 +141,16 @@ def _forwarder(local_class: type, method: str, refuse_wrappers: bool) -> Callabl
     return forward
 
 
-def _caller(method: str) -> Callable[..., Any]:
+def _as_comfyui_calls(self: Any, x: Any, timestep: Any, **kwargs: Any) -> None:
+    """How ``BaseModel.apply_model`` of ComfyUI calls every model."""
+
+
+def _caller(method: str, local: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A method that the workers call. ``local`` runs here instead where no tensor comes in: it computes nothing with weights."""
+
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if local is not None and not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))):
+            return local(self, *args, **kwargs)
         return self._sp_channel.call(method, args, kwargs)
 
     return call
@@ -156,9 +166,12 @@ def make_stand_in(
         backup: what other branches' object patches replaced, by path.
     """
     # a forward that a pack wrote need not come to the plan's, so all of it runs in the workers
-    forward = "forward" if "forward" in replaced_methods(local_class) else plan.forward
-    members: dict[str, Any] = {forward: _forwarder(local_class, forward, refuse_wrappers=forward != plan.forward)}
-    members |= {method: _caller(method) for method in plan.weight_methods}
+    forward = "forward" if plan.splits_tokens and "forward" in replaced_methods(local_class) else plan.forward
+    refuse_wrappers = forward != plan.forward if plan.splits_tokens else forward == "forward" and runs_wrappers(local_class)
+    members: dict[str, Any] = {forward: _forwarder(local_class, forward, refuse_wrappers)}
+    # what nobody has read may be anything
+    local_methods = {} if plan.splits_tokens else {method: getattr(local_class, method) for method in plan.weight_methods}
+    members |= {method: _caller(method, local_methods.get(method)) for method in plan.weight_methods}
     # packs tell a model by its class or by the name of that
     members |= {
         "__module__": local_class.__module__,

@@ -8,6 +8,7 @@ Shape legend: B rows of all parts, b rows of this part.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from ...comm import Transport
 from .forward_call import ForwardCall
 
 #: transformer options that are a list with one entry for each conditioning
-_PER_CONDITIONING = ("cond_or_uncond", "uuids")
+PER_CONDITIONING = ("cond_or_uncond", "uuids")
 
 
 def part_of_call(call: ForwardCall, part: int, parts: int) -> ForwardCall:
@@ -30,30 +31,38 @@ def part_of_call(call: ForwardCall, part: int, parts: int) -> ForwardCall:
 
 def part_of_tensors(tree: Any, batch: int, part: int, parts: int) -> Any:
     """``tree`` with (b, ...) of every tensor that is (B, ...) with B = ``batch``; other tensors belong to every part."""
-    rows = batch // parts
+    return rows_of_tensors(tree, batch, part * (batch // parts), batch // parts)
 
-    def part_of(tensor: Tensor) -> Tensor:
+
+def rows_of_tensors(tree: Any, batch: int, first: int, count: int) -> Any:
+    """``tree`` with rows ``first`` to ``first + count`` of every tensor that is (B, ...) with B = ``batch``, and the others as they are."""
+
+    def rows_of(tensor: Tensor) -> Tensor:
         has_rows = tensor.dim() > 0 and tensor.size(0) == batch
-        return tensor.narrow(0, part * rows, rows) if has_rows else tensor
+        return tensor.narrow(0, first, count) if has_rows else tensor
 
-    return tree_map_only(Tensor, part_of, tree)
+    return tree_map_only(Tensor, rows_of, tree)
 
 
 def part_of_options(options: dict[str, Any], part: int, parts: int) -> dict[str, Any]:
     """Transformer options of one part."""
     own = dict(options)
-    for key in _PER_CONDITIONING:
+    for key in PER_CONDITIONING:
         if isinstance(own.get(key), list):
             rows = len(own[key]) // parts
             own[key] = own[key][part * rows : (part + 1) * rows]
     return own
 
 
-def join_parts(output: Any, transport: Transport) -> Any:
-    """All parts' outputs behind one another: (b, ...) to (B, ...), or a list of these. Collective over the parts."""
+def join_parts(output: Any, transport: Transport, counts: Sequence[int] | None = None) -> Any:
+    """All parts' outputs behind one another: (b, ...) to (B, ...), or a list of these. Collective over the parts.
+
+    Args:
+        counts: b of each part; the same in all where it is not given.
+    """
 
     def join(tensor: Tensor) -> Tensor:
         # the transport gathers along dim 1
-        return transport.all_gather_tokens(tensor.unsqueeze(0).contiguous(), [tensor.size(0)] * transport.world_size)[0]
+        return transport.all_gather_tokens(tensor.unsqueeze(0).contiguous(), counts or [tensor.size(0)] * transport.world_size)[0]
 
     return tree_map_only(Tensor, join, output)

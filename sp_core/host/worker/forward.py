@@ -76,7 +76,7 @@ def _attempt(
     )
     with engine.installed(model.diffusion_model) as state:
         options = put_skips(engine.adapted(transformer_options(model.patcher, call.options), state))
-        output = getattr(model.diffusion_model, call.method)(**call.named, transformer_options=options, **call.extra)
+        output = call.on(model.diffusion_model, options)
         state.check()
     return output, state
 
@@ -107,7 +107,7 @@ def _run_alone(model: LoadedModel, call: ForwardCall, enter_block: EnterBlock) -
             hook = functools.partial(_enter, enter_block, index, len(blocks))
             undo.callback(block.register_forward_pre_hook(hook).remove)
         options = put_skips(transformer_options(model.patcher, call.options))
-        output = getattr(model.diffusion_model, call.method)(**call.named, transformer_options=options, **call.extra)
+        output = call.on(model.diffusion_model, options)
     return output, ForwardState(0, 1)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ...planner.degrees import RequestedDegrees
 
@@ -33,8 +35,17 @@ class ForwardCall:
     @property
     def x(self) -> Tensor:
         """The model's input, (B, C, F, H, W); of a model with several inputs the first."""
-        x = self.named["x"]
-        return x[0] if isinstance(x, (list, tuple)) else x  # type: ignore[no-any-return]
+        inputs = self.named.get("x", self.named)
+        return next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+
+    def on(self, model: nn.Module, options: dict[str, Any]) -> Any:
+        """What the method gives, called with ``options`` as its transformer options."""
+        method = getattr(model, self.method)
+        named = dict(self.named)
+        # a method that hands everything on gets by place what ComfyUI gives by place
+        by_place = any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(method).parameters.values())
+        args = [named.pop(name) for name in list(named)[:2]] if by_place else []
+        return method(*args, **named, transformer_options=options, **self.extra)
 
     @property
     def conditionings(self) -> int:

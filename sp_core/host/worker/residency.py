@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
 from .. import comfy_api
 from . import comfy_memory
+from .batch_rows import RowProofs
 from .loading import loading_shown
 
 #: less than any forward needs: the next one asks the host for memory
@@ -50,6 +51,8 @@ class LoadedModel:
     run: int | None = None
     #: what this run has found out about code of other packs; None outside of a run
     verdicts: Verdicts | None = None
+    #: of a model without a plan, what was found out about its batch rows
+    row_proofs: RowProofs = field(default_factory=RowProofs)
 
     @property
     def diffusion_model(self) -> nn.Module:

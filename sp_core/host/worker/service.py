@@ -16,7 +16,6 @@ from ...errors import SPError
 from ...models.registration import register_models
 from ...parallel.groups import ParallelGroups, ParallelGroupsCache
 from ...parallel.rates import measure_rates
-from ...planner.choose import DegreeChoice
 from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees
 from ...plans import code_of_packs, plan_of, validate
@@ -37,6 +36,7 @@ from .forward_call import ForwardCall
 from .patch_check import check_patches, gets_whole_data
 from .replay import GraphReplay
 from .residency import LoadedModel, Residency
+from .row_forward import row_choice, run_rows
 from .uncompiled import uncompile
 from .verify import check_ranks_agree
 
@@ -92,6 +92,8 @@ class HostService:
         model = self._residency[body["key"]]
         objects = None if body["objects"] is None else from_wire(body["objects"])
         call = self._arrivals.complete(ForwardCall.from_body(body), objects, model)
+        if not model.plan.splits_tokens:
+            return self._forward_of_rows(model, call, body["run"])
         if model.shape is not None:
             qkv = 3 * token_count(model.diffusion_model, call.x) * model.shape.width * model.shape.itemsize
             self._exchange_bytes = qkv // self.context.world_size
@@ -106,16 +108,38 @@ class HostService:
         self._residency.show_memory(model)
         if settings.verify_ranks() and choice.degrees.ranks == self.context.world_size:
             check_ranks_agree(output)
-        changed = to_wire(self._arrivals.changed() if self.context.rank == 0 else [])
-        return {"output": output, "stats": self._stats(model, choice, groups, state), "changed": changed}
+        decision = choice.line(state.describe(), groups.sequence.all_ranks.name) + told_of(model, state)
+        return self._reply(output, self._stats(decision, groups, state))
 
-    def _stats(self, model: LoadedModel, choice: DegreeChoice, groups: ParallelGroups, state: ForwardState) -> dict[str, Any]:
+    def _forward_of_rows(self, model: LoadedModel, call: ForwardCall, run: int | None) -> dict[str, Any]:
+        """A forward of a model without a plan."""
+        choice = row_choice(model, call, self.context.world_size)
+        groups = self._groups.build(Degrees(1, 1, len(choice.counts)))
+        if groups is None:
+            return {}  # this rank stays idle
+
+        def activate(rows: int) -> None:
+            self._residency.activate(model, model.activation_bytes(call.x) * rows / call.x.size(0), run)
+
+        result = run_rows(model, call, choice, groups, self.context.enter_block, activate)
+        if result is None:
+            return {}
+        self._residency.show_memory(model)
+        if settings.verify_ranks() and result.ranks == self.context.world_size:
+            check_ranks_agree(result.output)
+        return self._reply(result.output, self._stats(result.told, groups, ForwardState(0, 1)))
+
+    def _reply(self, output: Any, stats: dict[str, Any]) -> dict[str, Any]:
+        changed = to_wire(self._arrivals.changed() if self.context.rank == 0 else [])
+        return {"output": output, "stats": stats, "changed": changed}
+
+    def _stats(self, decision: str, groups: ParallelGroups, state: ForwardState) -> dict[str, Any]:
         stats, transport = groups.sequence.stats, groups.sequence.all_ranks
         return {
             "exchange_s": self._decider.exchange_s(stats),
             "exchange_bytes": stats.bytes_sent,
             "exchanges": stats.exchanges,
-            "decision": choice.line(state.describe(), transport.name) + told_of(model, state),
+            "decision": decision,
             "whole": state.got_whole,
             "why_whole": state.why_whole,
             "apart": state.apart,
@@ -230,5 +254,6 @@ def _checked(patcher: Any, architecture: str) -> LoadedModel:
         raise SPError(f"the workers made a {plan.architecture} from the graph, ComfyUI's process a {architecture}")
     validate(plan, inner, f"ComfyUI {comfy_api.version()}")
     model = LoadedModel(patcher, plan, code_of_packs(plan, inner, kind))
-    check_patches(patcher)
+    if plan.splits_tokens:
+        check_patches(patcher)
     return model

@@ -94,3 +94,37 @@ class SPTestMiniMaxConditions:
             ],
             "minimax_token_tags": torch.tensor([1, 1, 0, 0, 1, 1, 1]),
         }
+
+
+class SPTestControl:
+    """Gives both conditionings what a ControlNet of a UNet gives: something for each of its blocks, which depends on the latent."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"positive": ("CONDITIONING",), "negative": ("CONDITIONING",), "channels": ("INT", {"default": 320})}}
+
+    RETURN_TYPES = ("CONDITIONING", "CONDITIONING")
+    FUNCTION = "set"
+    CATEGORY = "test"
+
+    def set(self, positive, negative, channels):
+        from comfy.controlnet import ControlBase
+
+        class Control(ControlBase):
+            def pre_run(self, *args):
+                pass
+
+            def get_models(self):
+                return []
+
+            def copy(self):
+                return self
+
+            def get_control(self, x_noisy, t, cond, batched_number, transformer_options):
+                made = x_noisy.mean(dim=1, keepdim=True) * random((1, channels, 1, 1), 3).to(x_noisy)
+                return {"input": [made, None], "middle": [made[:1] * 0 + 1], "output": [made]}
+
+        control = Control()
+        # ComfyUI batches conditionings of one control only
+        more = {"control": control, "control_apply_to_uncond": False}
+        return tuple([[text, {**extra, **more}] for text, extra in conditioning] for conditioning in (positive, negative))
