@@ -10,6 +10,7 @@ import importlib
 import json
 import sys
 import traceback
+import unittest.mock
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,9 @@ from torch import Tensor
 def _random_weights(vae: Any) -> dict[str, Tensor]:
     from sp_core.demo.checkpoints import random_weights
 
-    return random_weights(vae, 17)
+    # by their scale it divides
+    scales = {name: tensor for name, tensor in vae.state_dict().items() if "latent" in name}
+    return {**random_weights(vae, 17), **scales}
 
 
 _WAN = {"dim": 8, "z_dim": 4, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 1, "temperal_downsample": [False, True, True]}
@@ -78,6 +81,11 @@ def _engine(params: dict[str, Any]) -> dict[str, Any]:
     return {**configs, "regularizer_config": {"target": "comfy.ldm.models.autoencoder.EmptyRegularizer"}}
 
 
+def with_arguments(arguments: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Of a class, what makes it with these arguments, whatever it is called with."""
+    return lambda kind: lambda **given: kind(**{**given, **arguments})
+
+
 @dataclass(frozen=True)
 class TinyVAE:
     """A class of ComfyUI and its arguments."""
@@ -94,18 +102,26 @@ class TinyVAE:
     #: rows of the latent that are tried; a frame of one row cannot be padded by its mirror image, as LTX does
     heights: tuple[int, ...] = (7, 3, 1)
     metadata: dict[str, str] | None = None
+    #: of the module, what makes the class smaller than its arguments can
+    smaller: dict[str, Any] = field(default_factory=dict)
     weights: Callable[[Any], dict[str, Tensor]] = field(default=lambda vae: _random_weights(vae))
 
     def build(self) -> Any:
-        vae = getattr(importlib.import_module(self.module), self.class_name)(**self.arguments)
+        vae = self._made()
         vae.load_state_dict(self.weights(vae))
         return vae.eval().requires_grad_(False)
+
+    def _made(self) -> Any:
+        module = importlib.import_module(self.module)
+        changed = {name: change(getattr(module, name)) for name, change in self.smaller.items()}
+        with unittest.mock.patch.dict(vars(module), changed):
+            return getattr(module, self.class_name)(**self.arguments)
 
     def write(self, path: Path) -> None:
         """A file that ComfyUI's VAELoader takes for this class."""
         from safetensors.torch import save_file
 
-        vae = getattr(importlib.import_module(self.module), self.class_name)(**self.arguments)
+        vae = self._made()
         save_file(self.weights(vae), path, self.metadata)
 
     def inputs(self, method: str, height: int, frames: int) -> Tensor:
@@ -124,6 +140,32 @@ VAES: dict[str, TinyVAE] = {
 
 _COG = {"block_out_channels": (32, 32, 64, 64), "latent_channels": 4, "layers_per_block": 1}
 VAES["CogVideoX"] = TinyVAE("comfy.ldm.cogvideo.vae", "AutoencoderKLCogVideoX", _COG, 4, 8, ((1, 1), (3, 9), (6, 21)))
+
+_MOCHI = {"base_channels": 32, "channel_multipliers": [1, 2, 1, 2], "num_res_blocks": [1, 1, 1, 1, 1]}
+_SMALL_MOCHI = dict.fromkeys(("Encoder", "Decoder"), with_arguments(_MOCHI))
+VAES["Mochi"] = TinyVAE("comfy.ldm.genmo.vae.model", "VideoVAE", {}, 12, 8, ((1, 1), (3, 7)), smaller=_SMALL_MOCHI)
+_COSMOS = {
+    "z_channels": 4,
+    "latent_channels": 4,
+    "z_factor": 1,
+    "in_channels": 3,
+    "out_channels": 3,
+    "channels": 16,
+    "channels_mult": [1, 2, 2],
+    "num_res_blocks": 1,
+    "resolution": 32,
+    "attn_resolutions": [4],
+    "dropout": 0.0,
+    "patch_size": 4,
+    "num_groups": 1,
+    "temporal_compression": 8,
+    "spatial_compression": 8,
+}
+VAES["Cosmos"] = TinyVAE("comfy.ldm.cosmos.vae", "CausalContinuousVideoTokenizer", _COSMOS, 4, 8)
+VAES["SeedVR2"] = TinyVAE(
+    *("comfy.ldm.seedvr.vae", "VideoAutoencoderKLWrapper", {}, 16, 8, ((1, 1), (4, 13))),
+    smaller={"BYTEDANCE_BLOCK_OUT_CHANNELS": lambda channels: (32, 32, 64, 64)},
+)
 
 
 #: with the numbers that ComfyUI's loader expects
@@ -169,8 +211,11 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[..., dict[str, A
         plan = plan_for(vae)
         assert plan is not None and why_not(plan, vae) is None
         assert plan.ratio(vae) == VAES[name].ratio
-        whole = VAES[name].inputs(method, height, frames)
-        expected = getattr(vae, method)(whole)
+        whole, call = VAES[name].inputs(method, height, frames), plan.calls[method == "encode"]
+        # where a module of the VAE runs in the workers, the method around it does here as well
+        compute = getattr(vae, method if isinstance(getattr(vae, call), torch.nn.Module) else call)
+        plan.before_call(vae, torch.device("cpu"))
+        expected = compute(whole)
         bands = cut_bands(height, size)
         if rank >= bands.ranks:
             return {"idle": True}
@@ -178,7 +223,7 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[..., dict[str, A
         exchange = RowExchange(neighbours, CollectiveTransport(groups[bands.ranks]))
         start, stop = bands.scaled(whole.size(-2) // height).range(rank)
         with spoil(), BandEngine(plan, bands, exchange).installed(vae):
-            out = getattr(vae, method)(whole[..., start:stop, :])
+            out = compute(whole[..., start:stop, :])
         start, stop = bands.scaled(expected.size(-2) // height).range(rank)
         wanted = expected[..., start:stop, :]
         if method == "decode" and plan.decoded_shape is not None:

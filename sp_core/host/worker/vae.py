@@ -94,6 +94,7 @@ def compute(loaded: LoadedVae, call: VaeCall, bands: Bands, groups: ParallelGrou
     engine = BandEngine(loaded.plan, bands, exchange, partial(context.enter_block, 0, 0), context.device)
     own = _own_rows(loaded, call, bands, sequence.rank).to(context.device, loaded.vae.vae_dtype)
     context.enter_block(0, 0)
+    loaded.plan.before_call(loaded.module, context.device)
     run = getattr(loaded.module, call.method)
     if bands.ranks == 1:
         output = run(own, **call.kwargs)
