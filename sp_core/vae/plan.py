@@ -50,6 +50,10 @@ class DecodePlan:
     before_call: Callable[[nn.Module, torch.device], None] = lambda vae, device: None
     #: (VAE, shape of a latent) -> shape of its pixels, so that room for them is made once; None where the class says it by itself
     decoded_shape: Callable[[nn.Module, Sequence[int]], tuple[int, ...]] | None = None
+    #: False where no band can be computed: each device computes whole tiles
+    bands: bool = True
+    #: methods of the VAE that cut the frame into tiles and join them -> which of ``calls`` they make for each tile
+    tiles: Mapping[str, str] = field(default_factory=dict)
     #: why a VAE of this class cannot be shared out, for people; None where it can
     refuses: Callable[[nn.Module], str | None] = lambda vae: None
     #: a VAE keeps nothing after a call
@@ -63,4 +67,9 @@ class DecodePlan:
 
     def decodes(self, call: str) -> bool:
         """This one of ``calls`` makes pixels of latents, and not the other way round."""
-        return call == self.calls[0]
+        return call in (self.calls[0], DECODE_AND_ENCODE[0])
+
+
+def without_plan(architecture: str) -> DecodePlan:
+    """For a VAE whose class has no plan: each device can compute whole tiles of it, by its own decode and encode."""
+    return DecodePlan(architecture, architecture.rpartition(".")[2], lambda vae: 1, bands=False)

@@ -23,6 +23,8 @@ def why_not(plan: DecodePlan, vae: nn.Module) -> str | None:
         return refusal
     if replaced := [call for call in plan.calls if call in vae.__dict__]:
         return f"another node has replaced its {replaced[0]}"
+    if not plan.bands:
+        return None
     for path, module in vae.named_modules():
         problem = _problem(module)
         if problem is not None and not _below(path, vae, (*plan.whole, *plan.apart)):

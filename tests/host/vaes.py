@@ -10,6 +10,7 @@ import importlib
 import json
 import sys
 import traceback
+import types
 import unittest.mock
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -74,6 +75,8 @@ _LTX = {
     "timestep_conditioning": False,
 }
 
+_VIDEO_VAE = ("comfy.ldm.lightricks.vae.causal_video_autoencoder", "VideoVAE")
+
 
 def _engine(params: dict[str, Any]) -> dict[str, Any]:
     parts = {"encoder_config": "hunyuan_video.vae_refiner.Encoder", "decoder_config": "hunyuan_video.vae_refiner.Decoder"}
@@ -133,7 +136,7 @@ class TinyVAE:
 VAES: dict[str, TinyVAE] = {
     "Wan 2.1": TinyVAE("comfy.ldm.wan.vae", "WanVAE", _WAN, 4, 8),
     "Wan 2.2": TinyVAE("comfy.ldm.wan.vae2_2", "WanVAE", {**_WAN, "dec_dim": 8}, 4, 16),
-    "LTX-Video": TinyVAE("comfy.ldm.lightricks.vae.causal_video_autoencoder", "VideoVAE", {"config": _LTX}, 128, 32, heights=(7, 3, 2)),
+    "LTX-Video": TinyVAE(*_VIDEO_VAE, {"config": _LTX}, 128, 32, heights=(7, 3, 2)),
     "HunyuanVideo": TinyVAE("comfy.ldm.models.autoencoder", "AutoencoderKL", {"ddconfig": _HUNYUAN, "embed_dim": 4}, 4, 8),
     "HunyuanVideo 1.5": TinyVAE("comfy.ldm.models.autoencoder", "AutoencodingEngine", _engine(_HUNYUAN_15), 8, 4, ((1, 1), (3, 5))),
 }
@@ -167,12 +170,32 @@ VAES["SeedVR2"] = TinyVAE(
     smaller={"BYTEDANCE_BLOCK_OUT_CHANNELS": lambda channels: (32, 32, 64, 64)},
 )
 
+#: it computes tiles by itself
+_SMALL_VIT = {"ViT3DDecoder": with_arguments({"num_layers": 1, "heads": 2, "dim_head": 32})}
+MINIMAX_H3 = TinyVAE(
+    *(
+        "comfy.ldm.minimax.vae",
+        "MiniMaxH3VideoVAE",
+        {"ch": 32, "ch_mult": (1,) * 6, "num_res_blocks": 1, "tile_size": 64, "tile_overlap_min": 16},
+    ),
+    *(24, 16),
+    smaller=_SMALL_VIT,
+)
 
-#: with the numbers that ComfyUI's loader expects
-_LTX_FILE = {"config": json.dumps({"vae": _LTX})}
+
+#: with the numbers that ComfyUI's loader expects: its tiles are joined by them
+_LTX_EIGHT = {
+    **_LTX,
+    "encoder_blocks": [["res_x", 1], *[["compress_all_res", {"multiplier": 2}]] * 3, ["res_x", 1]],
+    "decoder_blocks": [["res_x", 1], *[["compress_all", {"residual": True, "multiplier": 2}]] * 3, ["res_x", 1]],
+}
+_LTX_FILE = {"config": json.dumps({"vae": _LTX_EIGHT})}
+#: it has no decode plan
+_TAESD = TinyVAE("comfy.taesd.taesd", "TAESD", {"latent_channels": 4}, 4, 8)
 FILES: dict[str, TinyVAE] = {
+    "tiny_taesd_vae": _TAESD,
     "tiny_wan21_vae": TinyVAE("comfy.ldm.wan.vae", "WanVAE", {**_WAN, "z_dim": 16, "num_res_blocks": 2}, 16, 8),
-    "tiny_ltx_vae": TinyVAE("comfy.ldm.lightricks.vae.causal_video_autoencoder", "VideoVAE", {"config": _LTX}, 128, 32, metadata=_LTX_FILE),
+    "tiny_ltx_vae": TinyVAE(*_VIDEO_VAE, {"config": _LTX_EIGHT}, 128, 32, metadata=_LTX_FILE),
 }
 
 
@@ -245,6 +268,43 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[..., dict[str, A
         except Exception:
             # not raised: the ranks stay in step for the next case
             return {"failure": traceback.format_exc()}
+
+    return answer
+
+
+def serve_own_tiles(comfyui: str, rank: int, world_size: int) -> Callable[..., dict[str, Any]]:
+    """Answers (method, shape) with what three devices were asked for, where the class of MiniMax H3 cuts frames into tiles."""
+    from distributed.longcat_ranks import enter_host
+
+    enter_host(comfyui)
+    from sp_core.host.ui.vae_module import make_stand_in_vae
+    from sp_core.host.ui.watch import VaeWatch
+    from sp_core.vae import plan_for, why_not
+
+    vae = MINIMAX_H3.build()
+    plan = plan_for(vae)
+    assert plan is not None and why_not(plan, vae) is None and plan.ratio(vae) == MINIMAX_H3.ratio
+
+    class Devices:
+        """The tiles that each of three is given, computed here."""
+
+        ranks = 3
+
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+
+        def compute_tiles(self, method: str, tiles: list[Tensor]) -> list[Tensor]:
+            self.asked.append(len(tiles))
+            return [getattr(vae, method)(tile) for tile in tiles]
+
+    @torch.inference_mode()
+    def answer(method: str, frames: int, height: int, width: int) -> dict[str, Any]:
+        channels = 24 if method == "decode" else 3
+        x = torch.randn((1, channels, frames, height, width), generator=torch.Generator().manual_seed(29))
+        devices = Devices()
+        shared = make_stand_in_vae(vae, plan, devices, VaeWatch(vae, types.SimpleNamespace(object_patches_backup={}, backup={})))
+        expected = getattr(vae, method)(x)
+        return {"same": torch.equal(getattr(shared, method)(x), expected), "alive": float(expected.std()), "asked": devices.asked}
 
     return answer
 

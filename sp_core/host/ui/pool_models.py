@@ -94,6 +94,7 @@ class PoolModels:
             "key": model.recipe.key,
             "keep": sorted(live),
             "architecture": model.plan.architecture,
+            "is_vae": model.is_vae,
             "weight_bytes": model.weight_bytes,
         }
         try:
