@@ -120,6 +120,45 @@ def image_to_video(branch: Branch) -> Link:
     return decode(branch, sample(branch, model, (wired[0], wired[1]), wired[2]))
 
 
+def first_and_last_frame(branch: Branch) -> Link:
+    """The VAE encodes a video that is grey between the first and the last frame."""
+    words = text(branch, 4096)
+    size = {"width": 48, "height": 56, "length": 9, "batch_size": 1}
+    last = branch.add("SPTestImage", frames=1, height=56, width=48, seed=9)[0]
+    frames = {"start_image": start_image(branch), "end_image": last}
+    wired = branch.add("WanFirstLastFrameToVideo", positive=words[0], negative=words[1], vae=vae(branch), **frames, **size)
+    model = branch.patch(load(branch, "tiny_wan_i2v"))
+    return decode(branch, sample(branch, model, (wired[0], wired[1]), wired[2]))
+
+
+def ltx_pixels(branch: Branch, samples: Link) -> Link:
+    image = branch.add("VAEDecode", samples=samples, vae=vae(branch, "tiny_ltx_vae"))[0]
+    return branch.add("SPTestPixels", image=image)[0]
+
+
+def ltx_guides(branch: Branch) -> Link:
+    """A picture and a video as guides, which stand behind the video's frames while it is sampled."""
+    positive, negative = text(branch, dim=48, tokens=16, frame_rate=25.0)
+    positive, negative = (branch.add("SPTestTextMask", conditioning=c, hidden=5)[0] for c in (positive, negative))
+    start = latent(branch, "1,128,3,5,7")
+    for frames, index in ((1, 0), (9, 8)):
+        image = branch.add("SPTestImage", frames=frames, height=160, width=224, seed=20 + frames)[0]
+        wired = {"positive": positive, "negative": negative, "vae": vae(branch, "tiny_ltx_vae"), "latent": start, "image": image}
+        node = branch.add("LTXVAddGuide", **wired, frame_idx=index, strength=0.8)
+        positive, negative, start = node[0], node[1], node[2]
+    sampled = sample(branch, branch.patch(load(branch, "tiny_ltxv")), (positive, negative), start)
+    cropped = branch.add("LTXVCropGuides", positive=positive, negative=negative, latent=sampled)
+    return ltx_pixels(branch, cropped[2])
+
+
+def ltx_upscaled(branch: Branch) -> Link:
+    """The upscaler takes the statistics of the latent from the VAE's module."""
+    upscaler = branch.add("LatentUpscaleModelLoader", model_name="tiny_ltx_upscaler.safetensors")[0]
+    samples = latent(branch, "1,128,2,4,3", scale=1.0)
+    larger = branch.add("LTXVLatentUpsampler", samples=samples, upscale_model=upscaler, vae=vae(branch, "tiny_ltx_vae"))[0]
+    return ltx_pixels(branch, larger)
+
+
 def both(server: ComfyServer, case: Any, devices: str) -> tuple[Result, Result]:
     graph, saved = Graph(), []
     for kind, branch in (("stock", Branch(graph)), ("sp", Branch(graph, devices))):
@@ -150,7 +189,8 @@ PLAIN_TILES = (decode_in_tiles, encode_in_tiles, ltx_decode_in_tiles, image_deco
 ALIKE = [decode, decode_two, decode_one_row, decode_in_tiles, encode, encode_in_tiles, image_to_video, ltx_decode, ltx_encode]
 #: of three devices the last tile is left over
 IN_PARTS = [(case, "cpu:3") for case in ALIKE] + [(case, "cpu:2") for case in PLAIN_TILES]
-MORE = [(case, "cpu:2") for case in (*ALIKE, *IN_TILES) if (case, "cpu:2") not in IN_PARTS]
+IN_GRAPHS = (first_and_last_frame, ltx_guides, ltx_upscaled)
+MORE = [(case, "cpu:2") for case in (*ALIKE, *IN_TILES, *IN_GRAPHS) if (case, "cpu:2") not in IN_PARTS]
 
 
 @pytest.mark.parametrize(

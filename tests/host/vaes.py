@@ -6,6 +6,7 @@ Run as a script it writes their files: ``python vaes.py <ComfyUI> <folder>``.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import json
 import sys
@@ -213,6 +214,13 @@ def chunks_of_its_own() -> Iterator[None]:
         host.get_max_chunk_size = right
 
 
+def computes(plan: Any, vae: Any, method: str) -> Callable[[Tensor], Tensor]:
+    """What of ``vae`` runs in the workers for decode or encode; where that is a module, the method around it runs with it."""
+    call = plan.calls[method == "encode"]
+    plan.before_call(vae, torch.device("cpu"))
+    return getattr(vae, method if isinstance(getattr(vae, call), torch.nn.Module) else call)  # type: ignore[no-any-return]
+
+
 def serve(comfyui: str, rank: int, world_size: int) -> Callable[..., dict[str, Any] | None]:
     """One rank: answers (VAE, method, rows of the latent, frames, ranks) with the errors of its rows."""
     import torch.distributed as dist
@@ -229,16 +237,18 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[..., dict[str, A
     vaes: dict[str, Any] = {}
 
     @torch.inference_mode()
-    def compared(name: str, method: str, height: int, frames: int, size: int, spoil: Callable[[], Any]) -> dict[str, Any]:
+    def compared(
+        name: str, method: str, height: int, frames: int, size: int, spoil: Callable[[], Any], dtype: torch.dtype
+    ) -> dict[str, Any]:
         vae = vaes.setdefault(name, VAES[name].build() if name not in vaes else None)
         plan = plan_for(vae)
         assert plan is not None and why_not(plan, vae) is None
         assert plan.ratio(vae) == VAES[name].ratio
-        whole, call = VAES[name].inputs(method, height, frames), plan.calls[method == "encode"]
-        # where a module of the VAE runs in the workers, the method around it does here as well
-        compute = getattr(vae, method if isinstance(getattr(vae, call), torch.nn.Module) else call)
-        plan.before_call(vae, torch.device("cpu"))
-        expected = compute(whole)
+        whole = VAES[name].inputs(method, height, frames)
+        expected = computes(plan, vae, method)(whole)
+        if dtype != torch.float32:
+            vae, whole = copy.deepcopy(vae).to(dtype), whole.to(dtype)
+        one_device = computes(plan, vae, method)(whole)
         bands = cut_bands(height, size)
         if rank >= bands.ranks:
             return {"idle": True}
@@ -246,25 +256,31 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[..., dict[str, A
         exchange = RowExchange(neighbours, CollectiveTransport(groups[bands.ranks]))
         start, stop = bands.scaled(whole.size(-2) // height).range(rank)
         with spoil(), BandEngine(plan, bands, exchange).installed(vae):
-            out = compute(whole[..., start:stop, :])
+            out = computes(plan, vae, method)(whole[..., start:stop, :])
         start, stop = bands.scaled(expected.size(-2) // height).range(rank)
         wanted = expected[..., start:stop, :]
         if method == "decode" and plan.decoded_shape is not None:
             assert plan.decoded_shape(vae, whole.shape) == tuple(expected.shape)
-        assert out.shape == wanted.shape
-        at_cuts = [row for row in (0, out.size(-2) - 1)]
+        assert out.shape == wanted.shape and out.dtype == one_device.dtype
         return {
             "error": relative_l2(out, wanted),
-            "at cuts": max(relative_l2(out[..., row, :], wanted[..., row, :]) for row in at_cuts),
+            "at cuts": max(relative_l2(out[..., row, :], wanted[..., row, :]) for row in (0, out.size(-2) - 1)),
+            "one device": relative_l2(one_device[..., start:stop, :], wanted),
             "alive": float(expected.std()),
             "messages": neighbours.stats.exchanges,
         }
 
     def answer(
-        name: str, method: str, height: int, frames: int, size: int, spoil: Callable[[], Any] = contextlib.nullcontext
+        name: str,
+        method: str,
+        height: int,
+        frames: int,
+        size: int,
+        spoil: Callable[[], Any] = contextlib.nullcontext,
+        dtype: torch.dtype = torch.float32,
     ) -> dict[str, Any] | None:
         try:
-            return compared(name, method, height, frames, size, spoil) if rank < size else None
+            return compared(name, method, height, frames, size, spoil, dtype) if rank < size else None
         except Exception:
             # not raised: the ranks stay in step for the next case
             return {"failure": traceback.format_exc()}
@@ -309,6 +325,25 @@ def serve_own_tiles(comfyui: str, rank: int, world_size: int) -> Callable[..., d
     return answer
 
 
+def write_upscaler(path: Path) -> None:
+    """A file that ComfyUI's LatentUpscaleModelLoader takes for LTX's."""
+    import comfy.ops
+    from comfy.ldm.lightricks.latent_upsampler import LatentUpsampler
+    from safetensors.torch import save_file
+
+    config = {
+        "in_channels": 128,
+        "mid_channels": 32,
+        "num_blocks_per_stage": 1,
+        "dims": 3,
+        "spatial_upsample": True,
+        "temporal_upsample": False,
+    }
+    upscaler = LatentUpsampler.from_config(config, operations=comfy.ops.disable_weight_init)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(_random_weights(upscaler), path, {"config": json.dumps(config)})
+
+
 if __name__ == "__main__":
     host, target = sys.argv[1:]
     del sys.argv[1:]
@@ -319,3 +354,4 @@ if __name__ == "__main__":
     Path(target).mkdir(parents=True, exist_ok=True)
     for file_name, tiny in FILES.items():
         tiny.write(Path(target) / f"{file_name}.safetensors")
+    write_upscaler(Path(target).parent / "latent_upscale_models" / "tiny_ltx_upscaler.safetensors")
