@@ -16,6 +16,8 @@ from distributed.ranks import RankPool
 from host.graphs import TOLERANCE
 from host.vaes import VAES, chunks_of_its_own, serve
 
+from sp_core.planner.decode_cost import Video, WanDecoder, halo_bytes
+
 CASES = [
     (name, method, size, frames[method == "encode"])
     for name, vae in VAES.items()
@@ -61,6 +63,16 @@ def test_same_as_one_process(ranks: RankPool, name: str, method: str, size: int,
         assert max(errors) <= TOLERANCE
         assert max(cuts) <= 2 * TOLERANCE, "a seam"
         assert height == 1 or all(answer["messages"] for answer in found)
+
+
+def test_bytes_are_those_of_the_formula(ranks: RankPool, comfyui: Path) -> None:
+    """That of the planner, for Wan 2.1: the rank in the middle sends twice as much as those at the borders."""
+    if "1 + z.shape[2] // 2" not in (comfyui / "comfy" / "ldm" / "wan" / "vae.py").read_text():
+        pytest.skip("this ComfyUI's VAE of Wan decodes another number of frames a call")
+    for frames in (1, 3, 4):
+        sent = [answer["bytes"] for answer in answers(ranks, "Wan 2.1", "decode", 7, frames, 3)]
+        halo = halo_bytes(WanDecoder(8, (1, 2, 4, 4), 1, 4, 2), Video(frames, 7, 3), 4)
+        assert sent == [halo, 2 * halo, halo]
 
 
 #: torch has no pooling in bfloat16 for CPUs, which Cosmos' encoder needs

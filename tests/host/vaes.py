@@ -268,6 +268,7 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[..., dict[str, A
             "one device": relative_l2(one_device[..., start:stop, :], wanted),
             "alive": float(expected.std()),
             "messages": neighbours.stats.exchanges,
+            "bytes": neighbours.stats.bytes_sent,
         }
 
     def answer(
