@@ -96,6 +96,13 @@ def image_decode_in_tiles(branch: Branch) -> Link:
     return branch.add("SPTestPixels", image=image)[0]
 
 
+def sd_decode_in_tiles(branch: Branch) -> Link:
+    """Its class is that of HunyuanVideo's VAE, and that one's decode plan does not fit."""
+    samples = latent(branch, "1,4,11,12", scale=1.0)
+    image = branch.add("VAEDecodeTiled", samples=samples, vae=vae(branch, "tiny_sd_vae"), **TILES)[0]
+    return branch.add("SPTestPixels", image=image)[0]
+
+
 def image_encode_in_tiles(branch: Branch) -> Link:
     pixels = branch.add("SPTestImage", frames=2, height=96, width=120, seed=3)[0]
     return branch.add("VAEEncodeTiled", pixels=pixels, vae=vae(branch, "tiny_taesd_vae"), **TILES)[0]
@@ -184,7 +191,15 @@ def check(server: ComfyServer, case: Any, devices: str) -> None:
         assert any("each a tile of its own" in decision for decision in computed), computed
 
 
-IN_TILES = (decode_in_tiles, encode_in_tiles, ltx_decode_in_tiles, ltx_encode_in_tiles, image_decode_in_tiles, image_encode_in_tiles)
+IN_TILES = (
+    decode_in_tiles,
+    encode_in_tiles,
+    ltx_decode_in_tiles,
+    ltx_encode_in_tiles,
+    image_decode_in_tiles,
+    image_encode_in_tiles,
+    sd_decode_in_tiles,
+)
 PLAIN_TILES = (decode_in_tiles, encode_in_tiles, ltx_decode_in_tiles, image_decode_in_tiles)
 ALIKE = [decode, decode_two, decode_one_row, decode_in_tiles, encode, encode_in_tiles, image_to_video, ltx_decode, ltx_encode]
 #: of three devices the last tile is left over

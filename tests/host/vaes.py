@@ -9,6 +9,7 @@ import contextlib
 import copy
 import importlib
 import json
+import os
 import sys
 import traceback
 import types
@@ -193,6 +194,16 @@ _LTX_EIGHT = {
 _LTX_FILE = {"config": json.dumps({"vae": _LTX_EIGHT})}
 #: it has no decode plan
 _TAESD = TinyVAE("comfy.taesd.taesd", "TAESD", {"latent_channels": 4}, 4, 8)
+#: the encoder is as wide as the release's, for the loader takes no other
+_SD = {
+    **{name: value for name, value in _HUNYUAN.items() if name not in ("conv3d", "time_compress")},
+    "ch": 128,
+    "ch_mult": [1, 2, 4, 4],
+    "num_res_blocks": 2,
+}
+_SD_VAE = TinyVAE(
+    "comfy.ldm.models.autoencoder", "AutoencoderKL", {"ddconfig": _SD, "decoder_ddconfig": {**_SD, "ch": 32}, "embed_dim": 4}, 4, 8
+)
 FILES: dict[str, TinyVAE] = {
     "tiny_taesd_vae": _TAESD,
     "tiny_wan21_vae": TinyVAE("comfy.ldm.wan.vae", "WanVAE", {**_WAN, "z_dim": 16, "num_res_blocks": 2}, 16, 8),
@@ -353,6 +364,7 @@ if __name__ == "__main__":
 
     args.cpu = True
     Path(target).mkdir(parents=True, exist_ok=True)
-    for file_name, tiny in FILES.items():
+    large = {"tiny_sd_vae": _SD_VAE} if os.environ.get("SP_CAMPAIGN") else {}
+    for file_name, tiny in {**FILES, **large}.items():
         tiny.write(Path(target) / f"{file_name}.safetensors")
     write_upscaler(Path(target).parent / "latent_upscale_models" / "tiny_ltx_upscaler.safetensors")

@@ -95,6 +95,7 @@ class PoolModels:
             "keep": sorted(live),
             "architecture": model.plan.architecture,
             "is_vae": model.is_vae,
+            "tiles_only": model.tiles_only,
             "weight_bytes": model.weight_bytes,
         }
         try:

@@ -38,6 +38,7 @@ class RemoteVae(RemoteModel):
     Args:
         results: where its results belong.
         digest: what the VAE is in ComfyUI's process; None where a worker's may be another one.
+        tiles_only: the workers compute whole tiles, whatever decode plan its class has.
     """
 
     is_vae = True
@@ -51,10 +52,11 @@ class RemoteVae(RemoteModel):
         weight_bytes: int,
         results: Results,
         digest: Digest | None = None,
+        tiles_only: bool = False,
     ) -> None:
         # the session and the status page ask a decode plan for what they ask of a sequence plan
         super().__init__(session, recipe, devices, plan, weight_bytes)  # type: ignore[arg-type]
-        self.digest = digest
+        self.digest, self.tiles_only = digest, tiles_only
         self._results, self._title, self._decodes = results, plan.title, plan.decodes
         self._draws = False
 

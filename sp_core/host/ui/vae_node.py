@@ -76,12 +76,8 @@ def patch_vae(vae: Any, devices: str, dynprompt: Any, unique_id: str) -> Any:
         log.info("SP: ComfyUI computes VAEs on the CPU (--cpu-vae); the VAE stays as it is")
         return vae
     module: Any = getattr(vae, "first_stage_model", None)
-    if (plan := plan_for(module)) is None:
-        return _with_tiles_only(vae, chosen, dynprompt, unique_id)
-    if problem := why_not(plan, module):
-        version = comfy_api.version()
-        log.info("SP: the VAE of %s cannot be shared out with ComfyUI %s: %s; the VAE stays as it is", plan.title, version, problem)
-        return vae
+    if lacks := _lacks(vae, module):
+        return _with_tiles_only(vae, lacks, chosen, dynprompt, unique_id)
     shared = make_sp_vae(vae, recipe_of_input(dynprompt, unique_id, "vae"), chosen)
     register(shared.patcher.sp, dynprompt)
     return shared
@@ -95,9 +91,17 @@ def _devices_of(vae: Any) -> tuple[WorkerDevice, ...] | None:
     return patcher.sp.devices if isinstance(patcher, SPVaePatcher) else None
 
 
-def _with_tiles_only(vae: Any, devices: tuple[WorkerDevice, ...], dynprompt: Any, unique_id: str) -> Any:
+def _lacks(vae: Any, module: Any) -> str | None:
+    """Why there is no decode plan for a VAE, for people; None where there is one that fits."""
+    plan = plan_for(module)
+    if plan is None:
+        return f"{architecture_of(vae if module is None else module)} has no decode plan"
+    problem = why_not(plan, module)
+    return f"the decode plan of {plan.title} does not fit this VAE in ComfyUI {comfy_api.version()}: {problem}" if problem else None
+
+
+def _with_tiles_only(vae: Any, lacks: str, devices: tuple[WorkerDevice, ...], dynprompt: Any, unique_id: str) -> Any:
     """A VAE without a decode plan: one that spreads its tiles, or the given one where that cannot be."""
-    lacks = f"{architecture_of(getattr(vae, 'first_stage_model', None) or vae)} has no decode plan"
     if not has_tiles(vae):
         log.info("SP: %s; the VAE stays as it is", lacks)
         return vae

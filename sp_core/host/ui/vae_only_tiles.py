@@ -40,7 +40,9 @@ def make_tiles_vae(vae: Any, recipe: Recipe, devices: tuple[WorkerDevice, ...]) 
     local, source = vae.first_stage_model, vae.patcher
     results = Results(vae.output_device, vae.vae_output_dtype())
     digest = vae_digest(vae) if source.load_device.type == devices[0].kind else None
-    remote = RemoteVae(session(), recipe, devices, without_plan(architecture_of(local)), source.model_size(), results, digest)
+    remote = RemoteVae(
+        session(), recipe, devices, without_plan(architecture_of(local)), source.model_size(), results, digest, tiles_only=True
+    )
     shared = copy.copy(vae)
     shared.sp_tiles = _Workers(remote, local, VaeWatch(local, source))
     with_spread_tiles(shared, OnlyTiles)

@@ -74,7 +74,7 @@ class HostService:
         with self._residency.unpatched(), self._residency.progress_of_loading(body["weight_bytes"], comfy_memory.process_memory):
             patcher = self._replay.output(body["graph"], body["values"], body["node"], body["output_index"], body["list_index"])
         architecture = body["architecture"]
-        model = vae.checked(patcher, architecture) if body["is_vae"] else _checked(patcher, architecture)
+        model = vae.checked(patcher, architecture, body["tiles_only"]) if body["is_vae"] else _checked(patcher, architecture)
         self._residency.hold(body["key"], model)
         return {"resident": self._residency.keys}
 

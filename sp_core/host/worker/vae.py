@@ -59,8 +59,8 @@ class VaeCall:
         return cls(body["method"], body["x"], body["kwargs"], body["dtype"])
 
 
-def checked(found: Any, architecture: str) -> LoadedVae:
-    """The VAE that a graph gave, if it is what ComfyUI's process has. One without a plan is held for its tiles.
+def checked(found: Any, architecture: str, tiles_only: bool) -> LoadedVae:
+    """The VAE that a graph gave, if it is what ComfyUI's process has. One without a plan that fits is held for its tiles.
 
     Raises:
         SPError: it is another one.
@@ -68,7 +68,7 @@ def checked(found: Any, architecture: str) -> LoadedVae:
     module: Any = getattr(found, "first_stage_model", None)
     if architecture_of(module) != architecture:
         raise SPError(f"the workers made a {architecture_of(module)} from the graph, ComfyUI's process a {architecture}")
-    plan = PLANS.get(architecture) or without_plan(architecture)
+    plan = without_plan(architecture) if tiles_only else PLANS[architecture]
     if problem := why_not(plan, module):
         raise SPError(f"The VAE of {plan.title} cannot run on several devices: {problem}. Remove SP VAE Patch to run it on one")
     return LoadedVae(found, plan)
