@@ -24,7 +24,8 @@ class SPVAEPatch(io.ComfyNode):
             inputs=[
                 io.Vae.Input(
                     "vae",
-                    tooltip=f"The VAE of {', '.join(supported_vaes())}. Another VAE is returned unchanged, with a line in the log.",
+                    tooltip=f"The VAE of {', '.join(supported_vaes())}. "
+                    "Of another VAE only the tiles are shared out, with a line in the log.",
                 ),
                 io.String.Input(
                     "devices",

@@ -16,6 +16,8 @@ _LTX23_SPLIT = "https://huggingface.co/Comfy-Org/ltx-2.3/resolve/main/split_file
 MODELS = {
     "wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors": ("diffusion_models", f"{_WAN22}/diffusion_models"),
     "wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors": ("diffusion_models", f"{_WAN22}/diffusion_models"),
+    "wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors": ("diffusion_models", f"{_WAN22}/diffusion_models"),
+    "wan2.2_i2v_low_noise_14B_fp8_scaled.safetensors": ("diffusion_models", f"{_WAN22}/diffusion_models"),
     "wan2.2_ti2v_5B_fp16.safetensors": ("diffusion_models", f"{_WAN22}/diffusion_models"),
     "wan2.2_vae.safetensors": ("vae", f"{_WAN22}/vae"),
     "wan2.1_t2v_1.3B_fp16.safetensors": ("diffusion_models", f"{_WAN21}/diffusion_models"),
@@ -92,11 +94,15 @@ class Graph:
 
 
 def all_graphs() -> list[Graph]:
-    return [wan22_14b(), wan22_5b(), wan21(), ltx2(), ltx23(), longcat()]
+    return [wan22_14b(), wan22_14b_i2v(), wan22_5b(), wan21(), ltx2(), ltx2_i2v(), ltx23(), longcat()]
 
 
 def _patch(graph: Graph, model: Wire, x: int, y: int, title: str | None = None) -> Node:
     return graph.add("SPModelPatch", x, y, title, (290, 180), model=model, devices="auto")
+
+
+def _vae_patch(graph: Graph, vae: Wire, x: int, y: int) -> Node:
+    return graph.add("SPVAEPatch", x, y, None, (290, 80), vae=vae, devices="auto")
 
 
 def _prompts(graph: Graph, clip: Wire, positive: str, negative: str) -> tuple[Node, Node]:
@@ -128,46 +134,83 @@ def wan22_14b() -> Graph:
         "Everything else is the usual graph.\n\n`devices`: `auto` takes every GPU, `0,1` takes these two.\n\n"
         "A LoRA goes between the loader and SP Model Patch.",
     )
-    high = graph.add("UNETLoader", _MODEL_COLUMN, 40, "High noise", (360, 90), unet_name="wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors")
-    low = graph.add("UNETLoader", _MODEL_COLUMN, 180, "Low noise", (360, 90), unet_name="wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors")
+    models, clip, vae = _wan22_models(graph, "t2v")
+    positive, negative = _prompts(graph, clip[0], _FOX, _WAN_NEGATIVE)
+    latent = graph.add("EmptyHunyuanLatentVideo", _PROMPT_COLUMN, 540, None, (430, 140), width=832, height=480, length=81)
+    patches = _wan22_patches(graph, models, shift=5.0)
+    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 780)
+    sampled = _wan22_sampling(graph, patches, positive[0], negative[0], latent[0])
+    images = graph.add("VAEDecode", _OUTPUT_COLUMN, 40, None, (270, 60), samples=sampled[0], vae=vae[0])
+    _video(graph, images[0], 16, "video/wan2.2_14B", 150)
+    return graph
+
+
+def wan22_14b_i2v() -> Graph:
+    graph = Graph(
+        "wan2.2_14B_i2v",
+        "## Wan 2.2 14B, image to video, all of it on all GPUs\n\n**SP VAE Patch** has every GPU encode and decode a band of each frame, "
+        "and each of the two models gets its own **SP Model Patch**. All three name the same `devices`, so one set of workers does "
+        "it.\n\n`devices`: `auto` takes every GPU, `0,1` takes these two.\n\nA LoRA goes between the loader and SP Model Patch.",
+    )
+    models, clip, vae = _wan22_models(graph, "i2v")
+    positive, negative = _prompts(graph, clip[0], _FOX, _WAN_NEGATIVE)
+    image = graph.add("LoadImage", _MODEL_COLUMN, 640, "First frame", (360, 330), image="example.png")
+    patches = _wan22_patches(graph, models, shift=5.0)
+    shared = _vae_patch(graph, vae[0], _PATCH_COLUMN, 750)
+    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 890)
+    size = {"width": 832, "height": 480, "length": 81}
+    wired = {"positive": positive[0], "negative": negative[0], "vae": shared[0], "start_image": image[0]}
+    start = graph.add("WanImageToVideo", _PROMPT_COLUMN, 540, None, (430, 210), **wired, **size)
+    sampled = _wan22_sampling(graph, patches, start[0], start[1], start[2])
+    images = graph.add("VAEDecode", _OUTPUT_COLUMN, 40, None, (270, 60), samples=sampled[0], vae=shared[0])
+    _video(graph, images[0], 16, "video/wan2.2_14B_i2v", 150)
+    return graph
+
+
+def _wan22_models(graph: Graph, kind: str) -> tuple[tuple[Node, Node], Node, Node]:
+    """The models for high and low noise, the text encoder, the VAE."""
+    named = {part: f"wan2.2_{kind}_{part}_noise_14B_fp8_scaled.safetensors" for part in ("high", "low")}
+    high = graph.add("UNETLoader", _MODEL_COLUMN, 40, "High noise", (360, 90), unet_name=named["high"])
+    low = graph.add("UNETLoader", _MODEL_COLUMN, 180, "Low noise", (360, 90), unet_name=named["low"])
     clip = graph.add("CLIPLoader", _MODEL_COLUMN, 320, None, (360, 110), clip_name="umt5_xxl_fp8_e4m3fn_scaled.safetensors", type="wan")
     vae = graph.add("VAELoader", _MODEL_COLUMN, 480, None, (360, 60), vae_name="wan_2.1_vae.safetensors")
     graph.group("Models", _MODEL_COLUMN - 20, -40, 400, 600)
-    positive, negative = _prompts(graph, clip[0], _FOX, _WAN_NEGATIVE)
-    latent = graph.add("EmptyHunyuanLatentVideo", _PROMPT_COLUMN, 540, None, (430, 140), width=832, height=480, length=81)
-    shift_high = graph.add("ModelSamplingSD3", _PATCH_COLUMN, 40, None, (290, 60), model=high[0], shift=5.0)
-    shift_low = graph.add("ModelSamplingSD3", _PATCH_COLUMN, 400, None, (290, 60), model=low[0], shift=5.0)
-    patch_high = _patch(graph, shift_high[0], _PATCH_COLUMN, 150, "SP Model Patch (high noise)")
-    patch_low = _patch(graph, shift_low[0], _PATCH_COLUMN, 510, "SP Model Patch (low noise)")
-    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 780)
-    common = {"positive": positive[0], "negative": negative[0], "steps": 20, "cfg": 3.5, "sampler_name": "euler", "scheduler": "simple"}
+    return (high, low), clip, vae
+
+
+def _wan22_patches(graph: Graph, models: tuple[Node, Node], shift: float) -> tuple[Node, Node]:
+    shift_high = graph.add("ModelSamplingSD3", _PATCH_COLUMN, 40, None, (290, 60), model=models[0][0], shift=shift)
+    shift_low = graph.add("ModelSamplingSD3", _PATCH_COLUMN, 400, None, (290, 60), model=models[1][0], shift=shift)
+    high = _patch(graph, shift_high[0], _PATCH_COLUMN, 150, "SP Model Patch (high noise)")
+    return high, _patch(graph, shift_low[0], _PATCH_COLUMN, 510, "SP Model Patch (low noise)")
+
+
+def _wan22_sampling(graph: Graph, models: tuple[Node, Node], positive: Wire, negative: Wire, latent: Wire) -> Node:
+    common = {"positive": positive, "negative": negative, "steps": 20, "cfg": 3.5, "sampler_name": "euler", "scheduler": "simple"}
     first = graph.add(
         "KSamplerAdvanced",
         _SAMPLE_COLUMN,
         40,
         "High noise steps",
         (340, 340),
-        **{"model": patch_high[0], "latent_image": latent[0], "noise_seed": 42, **common},
+        **{"model": models[0][0], "latent_image": latent, "noise_seed": 42, **common},
         add_noise="enable",
         start_at_step=0,
         end_at_step=10,
         return_with_leftover_noise="enable",
     )
-    second = graph.add(
+    return graph.add(
         "KSamplerAdvanced",
         _SAMPLE_COLUMN,
         440,
         "Low noise steps",
         (340, 340),
-        **{"model": patch_low[0], "latent_image": first[0], "noise_seed": 0, **common},
+        **{"model": models[1][0], "latent_image": first[0], "noise_seed": 0, **common},
         add_noise="disable",
         start_at_step=10,
         end_at_step=10000,
         return_with_leftover_noise="disable",
     )
-    images = graph.add("VAEDecode", _OUTPUT_COLUMN, 40, None, (270, 60), samples=second[0], vae=vae[0])
-    _video(graph, images[0], 16, "video/wan2.2_14B", 150)
-    return graph
 
 
 def wan22_5b() -> Graph:
@@ -291,9 +334,9 @@ def _ltx_latent(graph: Graph, audio_vae: Wire, width: int, height: int, fps: int
     return graph.add("LTXVConcatAVLatent", _PROMPT_COLUMN, y + 360, None, (430, 60), video_latent=video[0], audio_latent=audio[0])
 
 
-def _ltx_output(graph: Graph, sampled: Wire, vae: Wire, audio_vae: Wire, fps: int, prefix: str) -> None:
+def _ltx_output(graph: Graph, sampled: Wire, vae: Wire, audio_vae: Wire, fps: int, prefix: str, tiled: bool = True) -> None:
     parts = graph.add("LTXVSeparateAVLatent", _OUTPUT_COLUMN, 40, None, (270, 60), av_latent=sampled)
-    images = graph.add("VAEDecodeTiled", _OUTPUT_COLUMN, 150, None, (270, 160), samples=parts[0], vae=vae)
+    images = graph.add("VAEDecodeTiled" if tiled else "VAEDecode", _OUTPUT_COLUMN, 150, None, (270, 160), samples=parts[0], vae=vae)
     sound = graph.add("LTXVAudioVAEDecode", _OUTPUT_COLUMN, 360, None, (270, 60), samples=parts[1], audio_vae=audio_vae)
     _video(graph, images[0], fps, prefix, 470, sound[0])
 
@@ -315,6 +358,34 @@ def ltx2() -> Graph:
     sigmas = graph.add("LTXVScheduler", _PATCH_COLUMN, 450, None, (290, 160), steps=20, latent=latent[0])
     sampled = _guided_sampling(graph, patch[0], rate[0], rate[1], sigmas[0], latent[0])
     _ltx_output(graph, sampled[0], loader[2], audio_vae[0], 24, "video/ltx2")
+    return graph
+
+
+def ltx2_i2v() -> Graph:
+    graph = Graph(
+        "ltx2_av_i2v",
+        "## LTX-2, image to video with sound, all of it on all GPUs\n\n**SP VAE Patch** has every GPU encode and decode a band of each "
+        "frame, **SP Model Patch** does the sampling; both name the same `devices`, so one set of workers does it. The sound is decoded on "
+        "one device.\n\n`devices`: `auto` takes every GPU, `0,1` takes these two.\n\nWidth and height are multiples of 32, the length "
+        "is a multiple of 8 plus 1.",
+    )
+    loader, encoder, audio_vae = _ltx_models(graph, "ltx-2-19b-dev-fp8.safetensors")
+    graph.group("Models", _MODEL_COLUMN - 20, -40, 400, 490)
+    positive, negative = _prompts(graph, encoder[0], _HARBOUR, _LTX_NEGATIVE)
+    image = graph.add("LoadImage", _MODEL_COLUMN, 540, "First frame", (360, 330), image="example.png")
+    shared = _vae_patch(graph, loader[2], _PATCH_COLUMN, 280)
+    video = graph.add("EmptyLTXVLatentVideo", _PROMPT_COLUMN, 540, None, (430, 140), width=768, height=512, length=121)
+    begun = graph.add("LTXVImgToVideoInplace", _PROMPT_COLUMN, 730, None, (430, 120), vae=shared[0], image=image[0], latent=video[0])
+    audio = graph.add(
+        "LTXVEmptyLatentAudio", _PROMPT_COLUMN, 900, None, (430, 120), frames_number=121, frame_rate=24.0, audio_vae=audio_vae[0]
+    )
+    latent = graph.add("LTXVConcatAVLatent", _PROMPT_COLUMN, 1070, None, (430, 60), video_latent=begun[0], audio_latent=audio[0])
+    patch = _patch(graph, loader[0], _PATCH_COLUMN, 40)
+    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 420)
+    rate = graph.add("LTXVConditioning", _PATCH_COLUMN, 440, None, (290, 80), positive=positive[0], negative=negative[0], frame_rate=24.0)
+    sigmas = graph.add("LTXVScheduler", _PATCH_COLUMN, 570, None, (290, 160), steps=20, latent=latent[0])
+    sampled = _guided_sampling(graph, patch[0], rate[0], rate[1], sigmas[0], latent[0])
+    _ltx_output(graph, sampled[0], shared[0], audio_vae[0], 24, "video/ltx2_i2v", tiled=False)
     return graph
 
 

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 
 from ..planner.choose import choose
 from ..planner.cost import MeasuredRates, ModelShape, speed_up
+from ..planner.decode_cost import decode_speed_up
 from ..planner.degrees import Degrees
 from ..planner.typical import LINKS, MODELS
 
 COUNTS = tuple(range(1, 17))
+DECODING = tuple(range(1, 9))
 
 END_TO_END = "the published time is end to end: text encoder, VAE and loading do not shrink"
 
@@ -96,6 +98,16 @@ def page() -> str:
         *(["Words in brackets name the parallel degrees where these are not Ulysses alone.", ""] if brackets else []),
         "With a CFG scale above 1 an even number of devices computes the two conditionings in halves, which exchange nothing: at least as",
         "fast as the table.",
+        "",
+        "## Decode with SP VAE Patch",
+        "",
+        "81 frames at 1280x720 by Wan 2.1's VAE, on bands of rows: how many times as fast at least (`sp_core/planner/decode_cost.py`).",
+        "Computing is counted at the rate of matrix products, which no convolution reaches; the slower a device computes, the less",
+        "the exchange of rows weighs.",
+        "",
+        f"| link | {' | '.join(map(str, DECODING))} |",
+        f"|---|{'---|' * len(DECODING)}",
+        *(f"| {rates.name} | {' | '.join(f'{decode_speed_up(rates, count):.2f}' for count in DECODING)} |" for rates in LINKS),
         "",
         "## Beside published figures",
         "",

@@ -10,11 +10,13 @@ state is kept here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection
+import types
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -161,6 +163,17 @@ def gives_model(class_type: str) -> bool:
 
     node = nodes.NODE_CLASS_MAPPINGS.get(class_type)
     return node is None or "MODEL" in (getattr(node, "RETURN_TYPES", None) or ())
+
+
+@contextlib.contextmanager
+def without_progress() -> Iterator[None]:
+    """Inside, a ``ProgressBar`` of ComfyUI's code shows nothing, and looks for no cancel."""
+    utils: Any = sys.modules.get("comfy.utils", types.SimpleNamespace(PROGRESS_BAR_HOOK=None))
+    hook, utils.PROGRESS_BAR_HOOK = utils.PROGRESS_BAR_HOOK, None
+    try:
+        yield
+    finally:
+        utils.PROGRESS_BAR_HOOK = hook
 
 
 def interrupted() -> bool:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from .cogvideo import COGVIDEOX
+from .cosmos import COSMOS
 from .engine import BandEngine
 from .exchange import RowExchange
 from .hunyuan import HUNYUAN_VIDEO, HUNYUAN_VIDEO_15
 from .ltx import LTX_VIDEO
-from .plan import DECODE_AND_ENCODE, DecodePlan
+from .minimax import MINIMAX_H3
+from .mochi import MOCHI
+from .plan import DECODE_AND_ENCODE, DecodePlan, without_plan
+from .seedvr2 import SEEDVR2
 from .validation import why_not
 from .wan import WAN_21, WAN_22
 
-PLANS: dict[str, DecodePlan] = {plan.architecture: plan for plan in (WAN_21, WAN_22, LTX_VIDEO, HUNYUAN_VIDEO, HUNYUAN_VIDEO_15, COGVIDEOX)}
+_ALL = (WAN_21, WAN_22, LTX_VIDEO, HUNYUAN_VIDEO, HUNYUAN_VIDEO_15, COGVIDEOX, MOCHI, COSMOS, SEEDVR2, MINIMAX_H3)
+PLANS: dict[str, DecodePlan] = {plan.architecture: plan for plan in _ALL}
 
 
 def architecture_of(vae: Any) -> str:
@@ -28,4 +33,14 @@ def plan_for(vae: Any) -> DecodePlan | None:
     return PLANS.get(architecture_of(vae))
 
 
-__all__ = ["DECODE_AND_ENCODE", "PLANS", "BandEngine", "DecodePlan", "RowExchange", "architecture_of", "plan_for", "why_not"]
+__all__ = [
+    "DECODE_AND_ENCODE",
+    "PLANS",
+    "BandEngine",
+    "DecodePlan",
+    "RowExchange",
+    "architecture_of",
+    "plan_for",
+    "why_not",
+    "without_plan",
+]

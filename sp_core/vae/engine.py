@@ -7,6 +7,7 @@ a convolution the few that its kernel reaches, group norm the statistics of all,
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -70,14 +71,19 @@ class BandEngine:
             for name in self._plan.chunk_sizes:
                 functions = sys.modules[type(vae).__module__]
                 _replace(functions, name, self._agreed_on(getattr(functions, name)), undo)
-            undo.enter_context(RowFunctions(lambda: self._whole or self._inside, self._group_norm, self._convolve))
+            for name in self._plan.limits:
+                _unlimited(vae, name, undo)
+            free = frozenset(self._plan.apart_functions)
+            undo.enter_context(RowFunctions(lambda: self._whole or self._inside, self._group_norm, self._convolve, free))
             yield
 
     def _hook(self, module: nn.Module, parent: nn.Module, undo: contextlib.ExitStack) -> None:
         if type(module).__name__ in self._plan.whole:
             _replace(module, "forward", self._on_the_whole_frame(module.forward), undo)
+        elif type(module).__name__ in self._plan.apart:
+            _replace(module, "forward", self._apart(module.forward), undo)
         elif isinstance(module, _CONVOLUTIONS):
-            added = self._plan.padded.get(type(parent).__name__, (0, 0)) if module.kernel_size[-2] > 1 else (0, 0)
+            added = self._plan.rows_added(parent) if module.kernel_size[-2] > 1 else (0, 0)
             _replace(module, "_conv_forward", self._on_a_band(module, added), undo)
         elif isinstance(module, _PADS):
             undo.callback(module.register_forward_hook(self._remember_padding).remove)
@@ -107,8 +113,20 @@ class BandEngine:
         given, self._added = (self._added if self._added != (0, 0) else added), (0, 0)
         return given
 
+    def _apart(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Code that keeps rows apart: it calls what it likes."""
+
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
+            before, self._inside = self._inside, True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._inside = before
+
+        return forward
+
     def _convolved(self, compute: Callable[[Tensor], Tensor], x: Tensor, rows: ConvRows) -> Tensor:
-        if self._whole:
+        if self._whole or self._inside:
             return compute(x)
         self._inside = True
         try:
@@ -194,6 +212,16 @@ class BandEngine:
             latent = self._bands.counts[rank]
             raise SPError(f"Rank {rank} has {own.size(-2)} rows where its band has {latent} rows of the latent, which do not divide")
         return self._bands.scaled(factor)
+
+
+def _unlimited(vae: nn.Module, name: str, undo: contextlib.ExitStack) -> None:
+    """Take a plan's limit away: from a function of the VAE's Python module, or from an attribute of its modules."""
+    functions = sys.modules[type(vae).__module__]
+    if hasattr(functions, name):
+        _replace(functions, name, lambda: math.inf, undo)
+    for module in vae.modules():
+        if name in module.__dict__:
+            _replace(module, name, math.inf, undo)
 
 
 def _replace(module: Any, name: str, value: Any, undo: contextlib.ExitStack) -> None:

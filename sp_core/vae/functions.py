@@ -5,7 +5,7 @@ What is known of them is computed on bands; what is not is refused, as its resul
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -35,15 +35,22 @@ class RowFunctions(TorchFunctionMode):
         is_free: the code that runs now may call anything: it has the whole frame, or the engine called it.
         group_norm: torch's, for this rank's rows.
         convolve: a convolution, for this rank's rows.
+        apart: names of functions that keep rows apart as they are called here.
     """
 
-    def __init__(self, is_free: Callable[[], bool], group_norm: Callable[..., Tensor], convolve: Convolve) -> None:
+    def __init__(
+        self,
+        is_free: Callable[[], bool],
+        group_norm: Callable[..., Tensor],
+        convolve: Convolve,
+        apart: Collection[str] = (),
+    ) -> None:
         super().__init__()
-        self._is_free, self._group_norm, self._convolve = is_free, group_norm, convolve
+        self._is_free, self._group_norm, self._convolve, self._apart = is_free, group_norm, convolve, apart
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if self._is_free():
+        if self._is_free() or getattr(func, "__name__", None) in self._apart:
             return func(*args, **kwargs)
         if func is F.group_norm:
             return self._group_norm(*args, **kwargs)

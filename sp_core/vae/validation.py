@@ -23,12 +23,14 @@ def why_not(plan: DecodePlan, vae: nn.Module) -> str | None:
         return refusal
     if replaced := [call for call in plan.calls if call in vae.__dict__]:
         return f"another node has replaced its {replaced[0]}"
+    if not plan.bands:
+        return None
     for path, module in vae.named_modules():
         problem = _problem(module)
-        if problem is not None and not _below(path, vae, plan.whole):
+        if problem is not None and not _below(path, vae, (*plan.whole, *plan.apart)):
             return f"{path} ({type(module).__name__}) {problem}"
     names = {type(module).__name__ for module in vae.modules()}
-    missing = [name for name in (*plan.whole, *plan.padded) if name not in names]
+    missing = [name for name in (*plan.whole, *plan.apart, *plan.padded) if name not in names]
     return f"it has no {', '.join(missing)}, which its decode plan names" if missing else None
 
 
@@ -50,6 +52,6 @@ def _problem(module: nn.Module) -> str | None:
 
 
 def _below(path: str, vae: nn.Module, classes: tuple[str, ...]) -> bool:
-    """The module lies below one that gets the whole frame."""
+    """The module lies below one of ``classes``."""
     parts = path.split(".")
     return any(type(vae.get_submodule(".".join(parts[:end]))).__name__ in classes for end in range(1, len(parts)))

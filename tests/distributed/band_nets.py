@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,6 +57,26 @@ class Causal(nn.Module):
         return torch.cat(out, 2)
 
 
+class OverTime(nn.Module):
+    """Attention between the frames, at each place by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.permute(0, 3, 4, 2, 1).flatten(0, 2)
+        return x + F.scaled_dot_product_attention(q, q, q).view(x.size(0), *x.shape[3:], -1, x.size(1)).permute(0, 4, 3, 1, 2)
+
+
+class Pooled(nn.Module):
+    """As Cosmos': the convolution and the pooling beside it get a frame with a row below, of which the pooling makes nothing."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(channels, channels, (1, 3, 3), stride=(1, 2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(x, (0, 1, 0, 1))
+        return self.conv(x) + F.avg_pool3d(x, (1, 2, 2), stride=(1, 2, 2))
+
+
 class Functions(nn.Module):
     """Convolutions and a norm that are no modules: the host calls torch's functions with weights of its own."""
 
@@ -88,8 +109,18 @@ NETS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "attention": (lambda: nn.Sequential(_square(3, padding=1), Attention(4), _square(3, padding=1)), 1, 4),
     "padded outside": (lambda: nn.Sequential(PaddedOutside(4), PaddedOutside(4)), 1, 5),
     "frames kept": (lambda: nn.Sequential(Causal(4), nn.Conv3d(4, 4, 1), Causal(4)), 1, 5),
+    "attention over time": (lambda: nn.Sequential(nn.Conv3d(4, 4, 3, padding=1), OverTime(), nn.Conv3d(4, 4, 3, padding=1)), 1, 5),
+    "pooled": (lambda: nn.Sequential(Pooled(4), nn.Conv3d(4, 4, 3, padding=1)), 2, 5),
 }
-PLAN = DecodePlan("tests", "tests", lambda vae: 1, whole=("Attention",), padded={"PaddedOutside": (1, 1)})
+PLAN = DecodePlan(
+    "tests",
+    "tests",
+    lambda vae: 1,
+    whole=("Attention",),
+    apart=("OverTime",),
+    apart_functions=("avg_pool3d",),
+    padded={"PaddedOutside": (1, 1), "Pooled": lambda parent: (0, parent.conv.stride[-2] - 1)},
+)
 
 
 def weighted(net: nn.Module) -> nn.Module:
@@ -106,7 +137,7 @@ def on_bands(rank: int, world_size: int, name: str, height: int, spoil: Spoil = 
     """(relative error of this rank's rows, messages, bytes sent), None on a rank without rows. Collective."""
     make, ratio, dims = NETS[name]
     net = weighted(nn.Sequential(make()))
-    plan = DecodePlan("tests", "tests", lambda vae: 1, *_used(net))
+    plan = _of_what_is_there(net)
     assert why_not(plan, net) is None
     frames = torch.randn((2, 4, *[3] * (dims - 4), height * ratio, 6), generator=torch.Generator().manual_seed(5))
     expected, bands = net(frames), cut_bands(height, world_size)
@@ -125,9 +156,10 @@ def on_bands(rank: int, world_size: int, name: str, height: int, spoil: Spoil = 
     return float((out - wanted).norm() / wanted.norm()), neighbours.stats.exchanges, neighbours.stats.bytes_sent
 
 
-def _used(net: nn.Module) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
+def _of_what_is_there(net: nn.Module) -> DecodePlan:
     names = {type(module).__name__ for module in net.modules()}
-    return tuple(n for n in PLAN.whole if n in names), {n: rows for n, rows in PLAN.padded.items() if n in names}
+    padded = {name: rows for name, rows in PLAN.padded.items() if name in names}
+    return dataclasses.replace(PLAN, **{part: tuple(names & {*getattr(PLAN, part)}) for part in ("whole", "apart")}, padded=padded)
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ def test_bytes_are_those_of_the_halos(ranks: RankPools) -> None:
     ("name", "spoil", "height"),
     [
         *((name, one_row_short, 11) for name in ("zeros", "seven rows", "half, padded by itself", "padded outside", "frames kept")),
+        *((name, one_row_short, 11) for name in ("attention over time", "pooled")),
         *((name, one_row_short, 70) for name in ("zeros", "half, padded below", "padded outside")),
         ("group norm", own_statistics, 11),
         ("functions", own_statistics, 11),

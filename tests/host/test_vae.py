@@ -23,6 +23,7 @@ from sp_core.vae import PLANS
 HERE = Path(__file__).resolve().parent
 #: seven rows of the latent, which no count of ranks divides
 SHAPE = "1,16,3,7,6"
+WITHOUT_PLAN = "comfy.taesd.taesd.TAESD"
 #: of eight rows and columns of the latent
 TILES = {"tile_size": 64, "overlap": 16, "temporal_size": 64, "temporal_overlap": 8}
 
@@ -77,6 +78,36 @@ def decode_in_tiles(branch: Branch) -> Link:
     return decode(branch, samples, **TILES)
 
 
+def ltx_decode_in_tiles(branch: Branch) -> Link:
+    samples = latent(branch, "1,128,3,8,2", scale=1.0)
+    image = branch.add("VAEDecodeTiled", samples=samples, vae=vae(branch, "tiny_ltx_vae"), **TILES)[0]
+    return branch.add("SPTestPixels", image=image)[0]
+
+
+def ltx_encode_in_tiles(branch: Branch) -> Link:
+    pixels = branch.add("SPTestImage", frames=9, height=256, width=64, seed=4)[0]
+    return branch.add("VAEEncodeTiled", pixels=pixels, vae=vae(branch, "tiny_ltx_vae"), **{**TILES, "overlap": 0})[0]
+
+
+def image_decode_in_tiles(branch: Branch) -> Link:
+    """A VAE without a decode plan, whose frames are pictures."""
+    samples = latent(branch, "2,4,11,12", scale=1.0)
+    image = branch.add("VAEDecodeTiled", samples=samples, vae=vae(branch, "tiny_taesd_vae"), **TILES)[0]
+    return branch.add("SPTestPixels", image=image)[0]
+
+
+def sd_decode_in_tiles(branch: Branch) -> Link:
+    """Its class is that of HunyuanVideo's VAE, and that one's decode plan does not fit."""
+    samples = latent(branch, "1,4,11,12", scale=1.0)
+    image = branch.add("VAEDecodeTiled", samples=samples, vae=vae(branch, "tiny_sd_vae"), **TILES)[0]
+    return branch.add("SPTestPixels", image=image)[0]
+
+
+def image_encode_in_tiles(branch: Branch) -> Link:
+    pixels = branch.add("SPTestImage", frames=2, height=96, width=120, seed=3)[0]
+    return branch.add("VAEEncodeTiled", pixels=pixels, vae=vae(branch, "tiny_taesd_vae"), **TILES)[0]
+
+
 def encode(branch: Branch) -> Link:
     return branch.add("VAEEncode", pixels=start_image(branch, frames=9), vae=vae(branch))[0]
 
@@ -96,6 +127,45 @@ def image_to_video(branch: Branch) -> Link:
     return decode(branch, sample(branch, model, (wired[0], wired[1]), wired[2]))
 
 
+def first_and_last_frame(branch: Branch) -> Link:
+    """The VAE encodes a video that is grey between the first and the last frame."""
+    words = text(branch, 4096)
+    size = {"width": 48, "height": 56, "length": 9, "batch_size": 1}
+    last = branch.add("SPTestImage", frames=1, height=56, width=48, seed=9)[0]
+    frames = {"start_image": start_image(branch), "end_image": last}
+    wired = branch.add("WanFirstLastFrameToVideo", positive=words[0], negative=words[1], vae=vae(branch), **frames, **size)
+    model = branch.patch(load(branch, "tiny_wan_i2v"))
+    return decode(branch, sample(branch, model, (wired[0], wired[1]), wired[2]))
+
+
+def ltx_pixels(branch: Branch, samples: Link) -> Link:
+    image = branch.add("VAEDecode", samples=samples, vae=vae(branch, "tiny_ltx_vae"))[0]
+    return branch.add("SPTestPixels", image=image)[0]
+
+
+def ltx_guides(branch: Branch) -> Link:
+    """A picture and a video as guides, which stand behind the video's frames while it is sampled."""
+    positive, negative = text(branch, dim=48, tokens=16, frame_rate=25.0)
+    positive, negative = (branch.add("SPTestTextMask", conditioning=c, hidden=5)[0] for c in (positive, negative))
+    start = latent(branch, "1,128,3,5,7")
+    for frames, index in ((1, 0), (9, 8)):
+        image = branch.add("SPTestImage", frames=frames, height=160, width=224, seed=20 + frames)[0]
+        wired = {"positive": positive, "negative": negative, "vae": vae(branch, "tiny_ltx_vae"), "latent": start, "image": image}
+        node = branch.add("LTXVAddGuide", **wired, frame_idx=index, strength=0.8)
+        positive, negative, start = node[0], node[1], node[2]
+    sampled = sample(branch, branch.patch(load(branch, "tiny_ltxv")), (positive, negative), start)
+    cropped = branch.add("LTXVCropGuides", positive=positive, negative=negative, latent=sampled)
+    return ltx_pixels(branch, cropped[2])
+
+
+def ltx_upscaled(branch: Branch) -> Link:
+    """The upscaler takes the statistics of the latent from the VAE's module."""
+    upscaler = branch.add("LatentUpscaleModelLoader", model_name="tiny_ltx_upscaler.safetensors")[0]
+    samples = latent(branch, "1,128,2,4,3", scale=1.0)
+    larger = branch.add("LTXVLatentUpsampler", samples=samples, upscale_model=upscaler, vae=vae(branch, "tiny_ltx_vae"))[0]
+    return ltx_pixels(branch, larger)
+
+
 def both(server: ComfyServer, case: Any, devices: str) -> tuple[Result, Result]:
     graph, saved = Graph(), []
     for kind, branch in (("stock", Branch(graph)), ("sp", Branch(graph, devices))):
@@ -111,20 +181,31 @@ def check(server: ComfyServer, case: Any, devices: str) -> None:
     assert mine.parts[0].shape == stock.parts[0].shape
     error = relative(mine.parts[0], stock.parts[0])
     print(f"\n{case.__name__} on {devices}: relative L2 {error:.2g}")
-    tiles = case in (decode_in_tiles, encode_in_tiles, decode_too_large)
+    tiles = case in (*IN_TILES, decode_too_large)
     assert error <= (2e-6 if tiles else TOLERANCE)
-    states = [state for state in server.get("/sp/status")["models"] if state["architecture"] in PLANS]
+    states = [state for state in server.get("/sp/status")["models"] if state["architecture"] in {*PLANS, WITHOUT_PLAN}]
     rows = 1 if case is decode_one_row else int(devices.removeprefix("cpu:"))
     computed = [state["decision"] for state in states if state["forwards"]]
     assert any(f": {rows} of {devices.removeprefix('cpu:')} devices" in decision for decision in computed), computed
     if tiles and devices == "cpu:2":
-        assert "each a tile of its own" in computed[-1], computed
+        assert any("each a tile of its own" in decision for decision in computed), computed
 
 
+IN_TILES = (
+    decode_in_tiles,
+    encode_in_tiles,
+    ltx_decode_in_tiles,
+    ltx_encode_in_tiles,
+    image_decode_in_tiles,
+    image_encode_in_tiles,
+    sd_decode_in_tiles,
+)
+PLAIN_TILES = (decode_in_tiles, encode_in_tiles, ltx_decode_in_tiles, image_decode_in_tiles)
 ALIKE = [decode, decode_two, decode_one_row, decode_in_tiles, encode, encode_in_tiles, image_to_video, ltx_decode, ltx_encode]
-IN_PARTS = [(case, "cpu:2") for case in ALIKE]
+IN_GRAPHS = (first_and_last_frame, ltx_guides, ltx_upscaled)
+IN_PARTS = [(case, "cpu:2") for case in dict.fromkeys((*ALIKE, *PLAIN_TILES))]
 #: of three devices the last tile is left over
-MORE = [(case, "cpu:3") for case in ALIKE]
+MORE = [(case, "cpu:3") for case in ALIKE] + [(case, "cpu:2") for case in (*IN_TILES, *IN_GRAPHS) if (case, "cpu:2") not in IN_PARTS]
 
 
 @pytest.mark.parametrize(

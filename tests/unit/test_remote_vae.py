@@ -94,6 +94,33 @@ def test_a_result_goes_where_somebody_made_room_for_it(remote: RemoteVae) -> Non
     torch.testing.assert_close(room, x * 2, rtol=1e-3, atol=1e-3)
 
 
+class TilePool(Pool):
+    """Stands for the workers: each rank that has a tile computes it, and the VAE draws random numbers or not."""
+
+    asked = 0
+
+    def __init__(self, drew: bool) -> None:
+        self.drew = drew
+
+    def call(self, operation: str, body: dict[str, Any], *, each: Any, **_: Any) -> None:
+        self.asked += 1
+        for rank in range(self.world_size):
+            each(rank, {"result": 2 * body["tiles"][rank], "drew": self.drew} if rank < len(body["tiles"]) else None)
+
+
+@pytest.mark.parametrize("drew", [False, True])
+def test_tiles_of_a_vae_that_draws_random_numbers_are_left_to_comfyui(drew: bool) -> None:
+    pool = TilePool(drew)
+    session: Any = SimpleNamespace(ensure=lambda model: pool)
+    remote = RemoteVae(session, Recipe({}, "node", 0, {}), DEVICES, PLAN, 10, Results(torch.device("cpu"), torch.float32))
+    tiles = [torch.ones(1), torch.ones(2)]
+    for _ in range(2):
+        results = remote.compute_tiles("decode", tiles)
+        assert results is None if drew else [result.tolist() for result in results or ()] == [[2], [2, 2]]
+    assert pool.asked == (1 if drew else 2)
+    assert remote.stats.decision == "decode: 2 of 3 devices, each a tile of its own"
+
+
 def test_too_little_memory_is_what_comfyui_goes_on_from_with_tiles(remote: RemoteVae, pool: Pool) -> None:
     pool.fails = WorkerFailed(1, "out of memory on its device", torch.OutOfMemoryError.__name__)
     with pytest.raises(torch.OutOfMemoryError, match="Rank 1 failed: out of memory"):

@@ -66,7 +66,7 @@ class Workers:
 class Model:
     """Stands for a RemoteModel."""
 
-    is_vae, must_replay, weight_bytes, plan = False, True, 0, SimpleNamespace(architecture="WanModel")
+    is_vae, tiles_only, must_replay, weight_bytes, plan = False, False, True, 0, SimpleNamespace(architecture="WanModel")
 
     def __init__(self, recipe: Recipe, devices: tuple[WorkerDevice, ...] = DEVICES) -> None:
         self.recipe, self.devices = recipe, devices

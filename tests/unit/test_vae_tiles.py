@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import product
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sp_core.host.ui.vae_only_tiles import OnlyTiles
 from sp_core.host.ui.vae_tiles import Tiles, places_of_tiles, with_spread_tiles
 
 
@@ -72,6 +74,59 @@ def test_tiles_are_computed_as_many_at_once_as_there_are_devices(method: str, ra
     assert torch.equal(getattr(vae, f"{method}_tiled_3d")(samples), expected)
     assert module._sp_channel.asked == [(method, ranks)] * asked and module.alone == alone
     assert module._sp_tiles is None and type(vae).__name__ == "Host" and isinstance(vae, Host)
+
+
+class Workers(Channel):
+    """What a VAE without a decode plan has of its devices."""
+
+    def __init__(self, ranks: int, answers: bool = True) -> None:
+        super().__init__(ranks)
+        self.answers, self.released, self.local = answers, 0, None
+
+    def have(self, module: Any) -> bool:
+        return module is self.local
+
+    def compute_tiles(self, method: str, tiles: list[Tensor]) -> Any:
+        return super().compute_tiles(method, tiles) if self.answers else self.asked.append((method, 0))
+
+    def release(self) -> None:
+        self.released += 1
+
+
+class Local:
+    """A VAE's module in ComfyUI's process."""
+
+    def __init__(self) -> None:
+        self.alone = 0
+
+    def decode(self, x: Tensor) -> Tensor:
+        self.alone += 1
+        return 2 * x
+
+
+@pytest.mark.parametrize(
+    ("rows", "answers", "asked", "alone"),
+    [(7, True, [5, 1], 0), (4, True, [3], 0), (2, True, [], 1), (7, False, [0], 6)],
+    ids=["one left over", "fewer than devices", "one tile", "workers that fail"],
+)
+def test_of_a_vae_without_a_plan_only_the_tiles_are_spread(rows: int, answers: bool, asked: list[int], alone: int) -> None:
+    local, workers = Local(), Workers(5, answers)
+    vae: Any = Host(local)
+    samples = torch.randn(1, 3, 1, rows, 11) if rows > 2 else torch.randn(1, 3, 1, rows, 4)
+    expected = vae.decode_tiled_3d(samples)
+    local.alone, workers.local, vae.sp_tiles = 0, local, workers
+    with_spread_tiles(vae, OnlyTiles)
+    assert torch.equal(vae.decode_tiled_3d(samples), expected)
+    assert [count for _, count in workers.asked] == asked and local.alone == alone
+    assert vae.first_stage_model is local and workers.released == (alone != 1)
+    # what a node makes a copy of, to change it, is ComfyUI's own
+    workers.local = None
+    copied = copy.deepcopy(vae)
+    assert type(copied) is Host and not hasattr(copied, "sp_tiles")
+    copied.first_stage_model.alone = vae.first_stage_model.alone = 0
+    # and a module that somebody put in its place computes by itself
+    vae.first_stage_model = copied.first_stage_model
+    assert torch.equal(vae.decode_tiled_3d(samples), expected) and copied.first_stage_model.alone > 0
 
 
 def test_where_the_tiles_lie() -> None:

@@ -94,6 +94,8 @@ class PoolModels:
             "key": model.recipe.key,
             "keep": sorted(live),
             "architecture": model.plan.architecture,
+            "is_vae": model.is_vae,
+            "tiles_only": model.tiles_only,
             "weight_bytes": model.weight_bytes,
         }
         try:

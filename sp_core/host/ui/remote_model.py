@@ -108,6 +108,8 @@ class RemoteModel:
     """
 
     is_vae = False
+    #: of a VAE: the workers take no decode plan
+    tiles_only = False
     #: what a VAE is in ComfyUI's process, for the proof that the workers have the same
     digest: Digest | None = None
 

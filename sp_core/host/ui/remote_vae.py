@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from .progress import Watcher
 from .recipe import Recipe
 from .remote_model import RemoteModel, WorkerSession
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Results:
@@ -35,6 +38,7 @@ class RemoteVae(RemoteModel):
     Args:
         results: where its results belong.
         digest: what the VAE is in ComfyUI's process; None where a worker's may be another one.
+        tiles_only: the workers compute whole tiles, whatever decode plan its class has.
     """
 
     is_vae = True
@@ -48,11 +52,13 @@ class RemoteVae(RemoteModel):
         weight_bytes: int,
         results: Results,
         digest: Digest | None = None,
+        tiles_only: bool = False,
     ) -> None:
         # the session and the status page ask a decode plan for what they ask of a sequence plan
         super().__init__(session, recipe, devices, plan, weight_bytes)  # type: ignore[arg-type]
-        self.digest = digest
+        self.digest, self.tiles_only = digest, tiles_only
         self._results, self._title, self._decodes = results, plan.title, plan.decodes
+        self._draws = False
 
     def compute(self, method: str, x: Tensor, kwargs: dict[str, Any], output: Tensor | None = None) -> Tensor:
         """Decode or encode (B, C, F, H, W), in ComfyUI's device and dtype for results.
@@ -75,22 +81,35 @@ class RemoteVae(RemoteModel):
     def ranks(self) -> int:
         return len(self.devices)
 
-    def compute_tiles(self, method: str, tiles: list[Tensor]) -> list[Tensor]:
+    def compute_tiles(self, method: str, tiles: list[Tensor]) -> list[Tensor] | None:
         """Decode or encode one tile on each device, in ComfyUI's device and dtype for results. Raises as :meth:`compute` does.
 
         Args:
-            tiles: as many as there are devices; shapes may differ.
-        """
-        results: dict[int, Tensor] = {}
+            method: of the VAE, one of the plan's calls or not.
+            tiles: at most as many as there are devices; shapes may differ.
 
-        def take(rank: int, value: dict[str, Any]) -> None:
-            # the value is a view of a buffer that the next request writes
-            results[rank] = value["result"].to(self._results.device, self._results.dtype, copy=True)
+        Returns:
+            A result for each tile; None where the VAE draws random numbers, which ComfyUI's process has to draw.
+        """
+        if self._draws:
+            return None
+        results: dict[int, dict[str, Any]] = {}
+
+        def take(rank: int, value: dict[str, Any] | None) -> None:
+            if value is not None:
+                # the value is a view of a buffer that the next request writes
+                results[rank] = {**value, "result": value["result"].to(self._results.device, self._results.dtype, copy=True)}
 
         cost = self._ask("tiles", method, {"tiles": tiles}, "tiles", take)
         no_exchange = {"exchange_s": 0.0, "exchange_bytes": 0, "exchanges": 0}
-        self._count(no_exchange, cost, f"{method}: {self.ranks} of {self.ranks} devices, each a tile of its own")
-        return [results[rank] for rank in range(self.ranks)]
+        self._count(no_exchange, cost, f"{method}: {len(tiles)} of {self.ranks} devices, each a tile of its own")
+        self._draws = any(value["drew"] for value in results.values())
+        if self._draws:
+            log.info(
+                "SP: the VAE of %s draws random numbers, which ComfyUI's process has to draw; its tiles go one after the other", self._title
+            )
+            return None
+        return [results[rank]["result"] for rank in range(len(tiles))]
 
     def _ask(
         self, operation: str, method: str, what: dict[str, Any], volatile: str, take: Callable[[int, Any], None]

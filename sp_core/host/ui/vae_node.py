@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import SPError
 from ...pool.devices import WorkerDevice
-from ...vae import DECODE_AND_ENCODE, PLANS, architecture_of, plan_for, why_not
+from ...vae import PLANS, architecture_of, plan_for, why_not
 from .. import comfy_api
 from ..vae_digest import vae_digest
 from .device_input import several_devices
@@ -19,6 +19,7 @@ from .recipe import Recipe
 from .remote_vae import RemoteVae, Results
 from .session import session
 from .vae_module import make_stand_in_vae
+from .vae_only_tiles import OnlyTiles, has_tiles, make_tiles_vae
 from .vae_tiles import with_spread_tiles
 from .watch import VaeWatch
 from .wire_recipe import recipe_of_input, register
@@ -54,7 +55,7 @@ def supported_vaes() -> list[str]:
 
 
 def patch_vae(vae: Any, devices: str, dynprompt: Any, unique_id: str) -> Any:
-    """A VAE that computes on ``devices``; the given one where there is only one device, or no plan for it.
+    """A VAE that computes on ``devices``, or only its tiles where there is no plan for it; the given one where there is one device.
 
     Args:
         vae: a VAE of ComfyUI, which came to the node ``unique_id`` over a wire.
@@ -67,28 +68,51 @@ def patch_vae(vae: Any, devices: str, dynprompt: Any, unique_id: str) -> Any:
     chosen = several_devices(devices, "VAE")
     if chosen is None:
         return vae
-    if isinstance(patcher := getattr(vae, "patcher", None), SPVaePatcher):
-        if patcher.sp.devices == chosen:
+    if (already := _devices_of(vae)) is not None:
+        if already == chosen:
             return vae
         raise SPError("The VAE was patched by another SP VAE Patch with other devices; keep one of the two")
-    if unchanged := _stays_as_it_is(vae, chosen):
-        log.info("SP: %s; the VAE stays as it is", unchanged)
+    if getattr(getattr(vae, "device", None), "type", None) == "cpu" and chosen[0].kind != "cpu":
+        log.info("SP: ComfyUI computes VAEs on the CPU (--cpu-vae); the VAE stays as it is")
         return vae
+    module: Any = getattr(vae, "first_stage_model", None)
+    if lacks := _lacks(vae, module):
+        return _with_tiles_only(vae, lacks, chosen, dynprompt, unique_id)
     shared = make_sp_vae(vae, recipe_of_input(dynprompt, unique_id, "vae"), chosen)
     register(shared.patcher.sp, dynprompt)
     return shared
 
 
-def _stays_as_it_is(vae: Any, devices: tuple[WorkerDevice, ...]) -> str | None:
-    """Why a VAE is not shared out; None where it is."""
-    module: Any = getattr(vae, "first_stage_model", None)
+def _devices_of(vae: Any) -> tuple[WorkerDevice, ...] | None:
+    """The devices that another SP VAE Patch has shared ``vae`` out over; None where none has."""
+    if isinstance(vae, OnlyTiles):
+        return vae.sp_tiles.remote.devices
+    patcher = getattr(vae, "patcher", None)
+    return patcher.sp.devices if isinstance(patcher, SPVaePatcher) else None
+
+
+def _lacks(vae: Any, module: Any) -> str | None:
+    """Why there is no decode plan for a VAE, for people; None where there is one that fits."""
     plan = plan_for(module)
     if plan is None:
         return f"{architecture_of(vae if module is None else module)} has no decode plan"
-    if vae.device.type == "cpu" and devices[0].kind != "cpu":
-        return "ComfyUI computes VAEs on the CPU (--cpu-vae)"
     problem = why_not(plan, module)
-    return f"the VAE of {plan.title} cannot be shared out with ComfyUI {comfy_api.version()}: {problem}" if problem else None
+    return f"the decode plan of {plan.title} does not fit this VAE in ComfyUI {comfy_api.version()}: {problem}" if problem else None
+
+
+def _with_tiles_only(vae: Any, lacks: str, devices: tuple[WorkerDevice, ...], dynprompt: Any, unique_id: str) -> Any:
+    """A VAE without a decode plan: one that spreads its tiles, or the given one where that cannot be."""
+    if not has_tiles(vae):
+        log.info("SP: %s; the VAE stays as it is", lacks)
+        return vae
+    try:
+        shared = make_tiles_vae(vae, recipe_of_input(dynprompt, unique_id, "vae"), devices)
+    except SPError as error:
+        log.info("SP: %s, and its tiles cannot be shared out: %s; the VAE stays as it is", lacks, error)
+        return vae
+    register(shared.sp_tiles.remote, dynprompt)
+    log.info("SP: %s; each of %d devices computes tiles where they are asked for, and one device all else", lacks, len(devices))
+    return shared
 
 
 def make_sp_vae(vae: Any, recipe: Recipe, devices: tuple[WorkerDevice, ...]) -> Any:
@@ -96,7 +120,9 @@ def make_sp_vae(vae: Any, recipe: Recipe, devices: tuple[WorkerDevice, ...]) -> 
     local, source = vae.first_stage_model, vae.patcher
     plan = plan_for(local)
     assert plan is not None
-    results = Results(vae.output_device, vae.vae_output_dtype())
+    # a class that joins its tiles by itself does so on the VAE's device
+    inside = bool(plan.tiles)
+    results = Results(vae.device, vae.vae_dtype) if inside else Results(vae.output_device, vae.vae_output_dtype())
     # a device of another kind may take another dtype
     digest = vae_digest(vae) if source.load_device.type == devices[0].kind else None
     remote = RemoteVae(session(), recipe, devices, plan, source.model_size(), results, digest)
@@ -107,7 +133,7 @@ def make_sp_vae(vae: Any, recipe: Recipe, devices: tuple[WorkerDevice, ...]) -> 
     shared.patcher = SPVaePatcher(shared.first_stage_model, source.load_device, source.offload_device, size=size)
     shared.patcher.sp = remote
     shared.patcher.shares = DeviceShares(remote, source.load_device, source.offload_device)
-    if plan.calls == DECODE_AND_ENCODE:
+    if not getattr(vae, "handles_tiling", False):
         with_spread_tiles(shared)
     # each device computes a band
     shared.memory_used_decode = _shared_out(vae.memory_used_decode, len(devices))

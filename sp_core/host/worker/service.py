@@ -74,7 +74,7 @@ class HostService:
         with self._residency.unpatched(), self._residency.progress_of_loading(body["weight_bytes"], comfy_memory.process_memory):
             patcher = self._replay.output(body["graph"], body["values"], body["node"], body["output_index"], body["list_index"])
         architecture = body["architecture"]
-        model = vae.checked(patcher, architecture) if architecture in vae.PLANS else _checked(patcher, architecture)
+        model = vae.checked(patcher, architecture, body["tiles_only"]) if body["is_vae"] else _checked(patcher, architecture)
         self._residency.hold(body["key"], model)
         return {"resident": self._residency.keys}
 
@@ -167,7 +167,9 @@ class HostService:
         return FromEachRank(rows)
 
     def _do_tiles(self, body: dict[str, Any]) -> FromEachRank:
-        """Decode or encode a tile on each rank, the one of its number."""
+        """Decode or encode a tile on each rank, the one of its number, if there are so many."""
+        if self.context.rank >= len(body["tiles"]):
+            return FromEachRank(None)
         loaded, tile = self._residency[body["key"]], body["tiles"][self.context.rank]
         self._residency.activate(loaded, vae.tile_bytes(loaded, body["method"], tile), None)
         result = vae.compute_tile(loaded, body["method"], tile, body["dtype"], self.context)

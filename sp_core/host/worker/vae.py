@@ -18,7 +18,7 @@ from ...parallel.groups import ParallelGroups
 from ...pool.errors import Cancelled
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
-from ...vae import PLANS, BandEngine, DecodePlan, RowExchange, architecture_of, why_not
+from ...vae import PLANS, BandEngine, DecodePlan, RowExchange, architecture_of, why_not, without_plan
 
 
 @dataclass(eq=False)
@@ -59,8 +59,8 @@ class VaeCall:
         return cls(body["method"], body["x"], body["kwargs"], body["dtype"])
 
 
-def checked(found: Any, architecture: str) -> LoadedVae:
-    """The VAE that a graph gave, if it is what ComfyUI's process has.
+def checked(found: Any, architecture: str, tiles_only: bool) -> LoadedVae:
+    """The VAE that a graph gave, if it is what ComfyUI's process has. One without a plan that fits is held for its tiles.
 
     Raises:
         SPError: it is another one.
@@ -68,16 +68,16 @@ def checked(found: Any, architecture: str) -> LoadedVae:
     module: Any = getattr(found, "first_stage_model", None)
     if architecture_of(module) != architecture:
         raise SPError(f"the workers made a {architecture_of(module)} from the graph, ComfyUI's process a {architecture}")
-    plan = PLANS[architecture]
+    plan = without_plan(architecture) if tiles_only else PLANS[architecture]
     if problem := why_not(plan, module):
         raise SPError(f"The VAE of {plan.title} cannot run on several devices: {problem}. Remove SP VAE Patch to run it on one")
     return LoadedVae(found, plan)
 
 
 def bands_of(loaded: LoadedVae, call: VaeCall, world_size: int) -> Bands:
-    """The ranks' bands in rows of the latent; one band where the frame is no whole number of them."""
+    """The ranks' bands in rows of the latent; one band where the frame is no whole number of them, or cannot be cut."""
     rows, rest = divmod(call.x.size(-2), _scale(loaded, call))
-    return Bands((1,)) if rest or not rows else cut_bands(rows, world_size)
+    return Bands((1,)) if rest or not rows or not loaded.plan.bands else cut_bands(rows, world_size)
 
 
 def activation_bytes(loaded: LoadedVae, call: VaeCall, bands: Bands, rank: int) -> float:
@@ -94,6 +94,7 @@ def compute(loaded: LoadedVae, call: VaeCall, bands: Bands, groups: ParallelGrou
     engine = BandEngine(loaded.plan, bands, exchange, partial(context.enter_block, 0, 0), context.device)
     own = _own_rows(loaded, call, bands, sequence.rank).to(context.device, loaded.vae.vae_dtype)
     context.enter_block(0, 0)
+    loaded.plan.before_call(loaded.module, context.device)
     run = getattr(loaded.module, call.method)
     if bands.ranks == 1:
         output = run(own, **call.kwargs)
@@ -115,6 +116,9 @@ def tile_bytes(loaded: LoadedVae, method: str, tile: Tensor) -> float:
 def compute_tile(loaded: LoadedVae, method: str, tile: Tensor, dtype: torch.dtype, context: WorkerContext) -> dict[str, Any]:
     """Decode or encode a tile by itself. Other ranks have other tiles, so each stops at a cancel for itself.
 
+    Returns:
+        The result, and whether random numbers were drawn for it: ComfyUI's process would have drawn others.
+
     Raises:
         Cancelled: the user cancelled.
     """
@@ -129,7 +133,19 @@ def compute_tile(loaded: LoadedVae, method: str, tile: Tensor, dtype: torch.dtyp
             if isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d)):
                 undo.callback(module.register_forward_pre_hook(look).remove)
         look()
-        return {"result": getattr(loaded.module, method)(tile.to(context.device, loaded.vae.vae_dtype)).to(dtype)}
+        loaded.plan.before_call(loaded.module, context.device)
+        before = _random_states(context.device)
+        result = getattr(loaded.module, method)(tile.to(context.device, loaded.vae.vae_dtype)).to(dtype)
+        drew = not all(map(torch.equal, before, _random_states(context.device)))
+        return {"result": result, "drew": drew}
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    """Of the random numbers that code on ``device`` draws."""
+    states = [torch.get_rng_state()]
+    if device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state(device))
+    return states
 
 
 def _estimate(loaded: LoadedVae, method: str) -> Callable[..., float]:
