@@ -79,6 +79,9 @@ def check_exchange(transport: Transport, case: ExchangeCase) -> str | None:
         low, high = (first + edge for edge in shard_range(heads, world_size, rank))
         scattered = transport.scatter_heads([tensor[:, :, group] for tensor in mine_nBtHD], case.token_counts)
         back = [transport.gather_heads(tensor, heads, case.token_counts) for tensor in scattered]
+        storages = [tensor.untyped_storage()._cdata for tensor in (mine_nBtHD, *scattered, *back)]
+        if world_size > 1 and len(set(storages)) < len(storages):
+            faults.append("outputs share memory")
         for index in range(case.tensors):
             if not same_bytes(scattered[index], whole_nBTHD[index, :, :, low:high]) or not scattered[index].is_contiguous():
                 faults.append(f"tensor {index}, heads {low} to {high}: exchange")

@@ -46,12 +46,12 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
             models[family] = FAMILIES[family].build()
             validate(plan, models[family], "this ComfyUI")
         model, make = models[family], FAMILIES[family].forwards[name]
-        stock = _forward(model, make())
+        stock = _forward(model, plan.forward, make())
         transport = CollectiveTransport(groups[size])
         inputs = make()
         engine = Engine(plan, transport, layout=layout, inputs=inputs, host=host_functions())
         with FAMILIES[family].patched(), engine.installed(model) as state:
-            out = _forward(model, inputs)
+            out = _forward(model, plan.forward, inputs)
             state.check()
         errors = [relative_l2(mine, theirs) for mine, theirs in zip(out, stock, strict=True)]
         shape = model_shape(plan, model)
@@ -67,6 +67,6 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
     return answer
 
 
-def _forward(model: Any, inputs: dict[str, Any]) -> list[Tensor]:
-    out = model._forward(**{"transformer_options": {}, **inputs})
+def _forward(model: Any, method: str, inputs: dict[str, Any]) -> list[Tensor]:
+    out = getattr(model, method)(**{"transformer_options": {}, **inputs})
     return list(out) if isinstance(out, (list, tuple)) else [out]
