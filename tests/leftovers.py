@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,12 +23,15 @@ def memory_files(processes: Iterable[int]) -> set[MemoryFile]:
     found = set()
     for pid in processes:
         try:
-            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
+        except OSError:
+            continue  # it has ended, or is another user's
+        for descriptor in descriptors:
+            # a server opens and closes sockets all the time: one that is gone hides none of the others
+            with contextlib.suppress(OSError):
                 if os.readlink(descriptor).startswith("/memfd:sp-"):
                     file = descriptor.stat()
                     found.add((file.st_dev, file.st_ino))
-        except OSError:
-            continue  # it has ended, or is another user's
     return found
 
 
