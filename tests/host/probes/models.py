@@ -103,7 +103,9 @@ def a_patched_model_goes_with_its_last_clone() -> None:
     source = comfy.sd.load_diffusion_model_state_dict(random_weights(module, 0))
     stats = {"exchange_s": 0, "exchange_bytes": 0, "exchanges": 0}
     stats |= {"whole": {}, "why_whole": {}, "apart": [], "decision": "", "transport": ""}
-    workers = SimpleNamespace(out_of_step=False, last_call=SimpleNamespace(bytes_sent=0, bytes_reused=0))
+    workers = SimpleNamespace(
+        out_of_step=False, last_call=SimpleNamespace(bytes_sent=0, bytes_reused=0), shared_state=SimpleNamespace(ranks=[])
+    )
     workers.call = lambda operation, body, **_: {"output": torch.zeros_like(body["named"]["x"]), "stats": stats}
     session: Any = SimpleNamespace(ensure=lambda _: workers, running_pool=lambda *_: None, holds=lambda _: True)
     session.finish = session.release = lambda *_: None
