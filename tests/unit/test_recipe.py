@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from sp_core.errors import SPError
 from sp_core.host.ui.computed_values import AboutModels, ComputedValues
-from sp_core.host.ui.recipe import Recipe, is_link, names_of_loaders, samples, trace, union
+from sp_core.host.ui.recipe import Recipe, is_link, is_object, names_of_loaders, samples, trace, union
 
 LOADER = {"class_type": "UNETLoader", "inputs": {"unet_name": "a.safetensors", "weight_dtype": "default"}}
 
@@ -118,6 +119,27 @@ def test_a_model_that_came_over_no_wire() -> None:
 )
 def test_what_samples(class_type: str, inputs: list[str], answer: bool) -> None:
     assert samples(class_type, inputs) is answer
+
+
+@pytest.mark.parametrize(
+    ("value", "answer"),
+    [
+        (1.0, False),
+        (["a", {"b": None}], False),
+        (["1", 0], False),
+        (object(), True),
+        ({"deep": [object()]}, True),
+        ([torch.zeros(2)], True),
+    ],
+    ids=str,
+)
+def test_what_no_prompt_can_hold(value: Any, answer: bool) -> None:
+    assert is_object(value) is answer
+
+
+def test_an_object_in_the_place_of_a_wire_is_refused_by_name() -> None:
+    with pytest.raises(SPError, match=r"^LoraLoaderModelOnly \(node 7.0.3\) got its input 'model' as an object and not over a wire"):
+        made({"7.0.3": lora(object(), 1.0)}, ["7.0.3", 0])  # type: ignore[arg-type]
 
 
 def test_a_model_behind_a_sampler_is_refused_by_name() -> None:

@@ -15,7 +15,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
 from ...errors import SPError
+from ...pool.wire import unsendable
 from ..model_digest import Part
 from ..recipe_values import VALUE_NODE
 from .computed_values import ComputedValues
@@ -143,11 +147,23 @@ class _Tracing:
         if node_id in self._names:
             return self._names[node_id]
         inputs = dict(sorted(node.get("inputs", {}).items())) | dict.fromkeys(self._passed_on(link, class_type, links))
+        for given, value in inputs.items():
+            if not is_link(value) and is_object(value):
+                raise SPError(
+                    f"{class_type} (node {node_id}) got its input '{given}' as an object and not over a wire, as a node does that puts "
+                    "others in its place. The workers run it again and have no such object. Place SP Model Patch before the node that "
+                    "expands, or use the nodes that it stands for"
+                )
         inputs = {name: self.wire(value) if is_link(value) else value for name, value in inputs.items()}
         name = self._names[node_id] = name_in_recipe(class_type, inputs)
         self.graph[name] = {"class_type": class_type, "inputs": inputs}
         self.origin[name] = f"{class_type} (node {node_id})"
         return name
+
+
+def is_object(value: Any) -> bool:
+    """No part of a prompt as a user can write it: it has no place in a recipe, whose key is the model's identity."""
+    return unsendable(value) is not None or any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
 
 
 def samples(class_type: str, inputs: Collection[str]) -> bool:
