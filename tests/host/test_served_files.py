@@ -21,6 +21,10 @@ def fetch(server: ComfyServer, path: str) -> str:
         return response.read().decode()
 
 
+#: ComfyUI brings this picture along in its own input folder; the server of these tests has another
+EXAMPLE_PICTURE = "image - Invalid image file: example.png"
+
+
 @pytest.mark.parametrize("path", API, ids=lambda path: path.stem)
 def test_a_workflow_lacks_nothing_but_model_files(server: ComfyServer, path: Path) -> None:
     """Posted as the README's curl line does; the host answers with every input that it cannot accept."""
@@ -29,6 +33,8 @@ def test_a_workflow_lacks_nothing_but_model_files(server: ComfyServer, path: Pat
     errors = [error for node in refused.value.details["node_errors"].values() for error in node["errors"]]
     assert errors
     for error in errors:
+        if error["details"] == EXAMPLE_PICTURE:
+            continue
         assert error["type"] == "value_not_in_list", error
         assert error["extra_info"]["received_value"].endswith(".safetensors"), error
 
