@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sp_core.comm import Transport
+from sp_core.comm.registry import TRANSPORTS
 from sp_core.layout import shard_range, shard_sizes
+
+#: for tests that name them, so that a transport that comes to the registry changes nothing there
+SHM_AND_GLOO = [row for row in TRANSPORTS if row.name in ("shm", "gloo")]
 
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
 

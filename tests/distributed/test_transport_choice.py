@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from distributed.exchange_cases import SHM_AND_GLOO
 from distributed.ranks import run_ranks
 from torch import Tensor
 
@@ -26,9 +27,6 @@ from sp_core.comm.transports.collective import device_backend
 from sp_core.comm.transports.shm import ShmTransport
 from sp_core.comm.trial import trial
 from sp_core.layout import shard_sizes
-
-#: so that a transport that comes to the registry changes nothing here
-SHM_AND_GLOO = [row for row in TRANSPORTS if row.name in ("shm", "gloo")]
 
 CPU = Facts("cpu", "here")
 SHIPPED = {"local", "peer", "nccl", "shm", "gloo", "staged-shm", "staged-gloo"}

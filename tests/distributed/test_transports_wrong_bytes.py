@@ -13,18 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed.exchange_cases import same_bytes
+from distributed.exchange_cases import SHM_AND_GLOO, same_bytes
 from distributed.ranks import RankPools
 from torch import Tensor
 
 from sp_core.comm import Transport
 from sp_core.comm.choice import make_transport
-from sp_core.comm.registry import TRANSPORTS, TransportSpec, slowed
+from sp_core.comm.registry import TransportSpec, slowed
 from sp_core.comm.transport import Slots
 from sp_core.layout import shard_range, shard_sizes
-
-#: so that a transport that comes to the registry changes nothing here
-SHM_AND_GLOO = [row for row in TRANSPORTS if row.name in ("shm", "gloo")]
 
 KB = 1 << 10
 #: bytes of the slots before they grow

@@ -78,10 +78,13 @@ def decode_in_tiles(branch: Branch) -> Link:
     return decode(branch, samples, **TILES)
 
 
-def ltx_decode_in_tiles(branch: Branch) -> Link:
-    samples = latent(branch, "1,128,3,8,2", scale=1.0)
-    image = branch.add("VAEDecodeTiled", samples=samples, vae=vae(branch, "tiny_ltx_vae"), **TILES)[0]
+def decoded_in_tiles(branch: Branch, shape: str, name: str) -> Link:
+    image = branch.add("VAEDecodeTiled", samples=latent(branch, shape, scale=1.0), vae=vae(branch, name), **TILES)[0]
     return branch.add("SPTestPixels", image=image)[0]
+
+
+def ltx_decode_in_tiles(branch: Branch) -> Link:
+    return decoded_in_tiles(branch, "1,128,3,8,2", "tiny_ltx_vae")
 
 
 def ltx_encode_in_tiles(branch: Branch) -> Link:
@@ -91,16 +94,12 @@ def ltx_encode_in_tiles(branch: Branch) -> Link:
 
 def image_decode_in_tiles(branch: Branch) -> Link:
     """A VAE without a decode plan, whose frames are pictures."""
-    samples = latent(branch, "2,4,11,12", scale=1.0)
-    image = branch.add("VAEDecodeTiled", samples=samples, vae=vae(branch, "tiny_taesd_vae"), **TILES)[0]
-    return branch.add("SPTestPixels", image=image)[0]
+    return decoded_in_tiles(branch, "2,4,11,12", "tiny_taesd_vae")
 
 
 def sd_decode_in_tiles(branch: Branch) -> Link:
     """Its class is that of HunyuanVideo's VAE, and that one's decode plan does not fit."""
-    samples = latent(branch, "1,4,11,12", scale=1.0)
-    image = branch.add("VAEDecodeTiled", samples=samples, vae=vae(branch, "tiny_sd_vae"), **TILES)[0]
-    return branch.add("SPTestPixels", image=image)[0]
+    return decoded_in_tiles(branch, "1,4,11,12", "tiny_sd_vae")
 
 
 def image_encode_in_tiles(branch: Branch) -> Link:

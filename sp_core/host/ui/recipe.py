@@ -151,8 +151,8 @@ class _Tracing:
             if not is_link(value) and is_object(value):
                 raise SPError(
                     f"{class_type} (node {node_id}) got its input '{given}' as an object and not over a wire, as a node does that puts "
-                    "others in its place. The workers run it again and have no such object. Place SP Model Patch before the node that "
-                    "expands, or use the nodes that it stands for"
+                    "others in its place. The workers run it again and have no such object. Use the nodes that it stands for, wired "
+                    "one behind the other"
                 )
         inputs = {name: self.wire(value) if is_link(value) else value for name, value in inputs.items()}
         name = self._names[node_id] = name_in_recipe(class_type, inputs)

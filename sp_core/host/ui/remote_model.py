@@ -74,9 +74,8 @@ class RunStats:
     #: of the last forward: how it was split, and the transport with the reason for it
     decision: str = ""
     transport: str = ""
-    #: bytes of weights on each rank's device behind the last forward, and how many the model has
+    #: bytes of weights on each rank's device behind the last forward
     weights: tuple[int, ...] = ()
-    all_weights: int = 0
     #: names of other packs' code that runs inside the model -> how it was computed, in a sentence
     foreign: dict[str, str] = field(default_factory=dict)
 
@@ -263,7 +262,7 @@ class RemoteModel:
         if told["decision"] != run.decision:
             log.info("SP: %s", told["decision"])
         run.decision, run.transport = told["decision"], told["transport"]
-        run.weights, run.all_weights = tuple(state.weight_bytes for state in pool.shared_state.ranks), self.weight_bytes
+        run.weights = tuple(state.weight_bytes for state in pool.shared_state.ranks)
 
 
 def computed_in_full(name: str, calls: int, why: str = "") -> str:
