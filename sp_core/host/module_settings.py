@@ -48,8 +48,11 @@ def plain_text(value: Any) -> str | None:
     return f"{type(value).__name__}({', '.join(sorted(told) if isinstance(value, (set, frozenset)) else told)})"
 
 
-def is_container(value: Any) -> bool:
-    return isinstance(value, _CONTAINERS)
+def can_change_in_place(value: Any) -> bool:
+    """A container that is, or holds, a list, a set or a dict: it can say something else and be the same object."""
+    if isinstance(value, (tuple, frozenset)):
+        return any(map(can_change_in_place, value))
+    return isinstance(value, (list, set, dict))
 
 
 def same(then: Any, now: Any) -> bool:
@@ -60,6 +63,13 @@ def same(then: Any, now: Any) -> bool:
 def told(value: Any) -> str:
     """What a value says, or is, for messages."""
     return "nothing" if value is MISSING else plain_text(value) or name_of(value)
+
+
+def containers_of(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
+    """(name, container, what it says) of the attributes of ``module`` that can say something else and be the same object."""
+    for name, value in vars(module).items():
+        if name not in _TORCHS and can_change_in_place(value) and (text := plain_text(value)) is not None:
+            yield name, value, text
 
 
 class Settings:

@@ -45,10 +45,31 @@ class ControlGroup:
         self._group._set_default_timeout(_FOREVER)
 
     def send(self, to: int, frame: Frame) -> None:
-        self._group.send([torch.tensor(astuple(frame), dtype=torch.int64)], to, 0).wait(_FOREVER)
+        """Raises RuntimeError when the peer is gone."""
+        self._group.send([_words(frame)], to, 0).wait(_FOREVER)
+
+    def send_to_all(self, frame: Frame) -> list[int]:
+        """Send to every other rank, and wait for all of them together. Returns the ranks that are gone."""
+        words, sent, gone = _words(frame), [], []
+        for rank in range(self.size):
+            if rank != self.rank:
+                try:
+                    sent.append((rank, self._group.send([words], rank, 0)))
+                except RuntimeError:
+                    gone.append(rank)
+        for rank, work in sent:
+            try:
+                work.wait(_FOREVER)
+            except RuntimeError:
+                gone.append(rank)
+        return gone
 
     def receive(self, source: int) -> Frame:
         """Blocks; raises RuntimeError when the peer is gone."""
         words = torch.zeros(len(fields(Frame)), dtype=torch.int64)
         self._group.recv([words], source, 0).wait(_FOREVER)
         return Frame(*map(int, words))
+
+
+def _words(frame: Frame) -> torch.Tensor:
+    return torch.tensor(astuple(frame), dtype=torch.int64)

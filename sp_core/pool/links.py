@@ -78,24 +78,12 @@ class Links:
             WorkerDied: a rank cannot be reached.
         """
         assert self._control is not None
-        for rank in range(self._world_size):
-            try:
-                self._control.send(rank + 1, frame)
-            except RuntimeError as error:
-                raise self.died(rank) from error
+        if gone := self._control.send_to_all(frame):
+            raise self.died(min(gone) - 1)
 
     def try_to_send(self, frame: Frame) -> bool:
         """Send a frame to every rank that can be reached; false where some cannot."""
-        control = self._control
-        if control is None:
-            return False
-        reached = True
-        for rank in range(self._world_size):
-            try:
-                control.send(rank + 1, frame)
-            except RuntimeError:
-                reached = False
-        return reached
+        return self._control is not None and not self._control.send_to_all(frame)
 
     def incoming(self) -> Iterator[tuple[int, Frame]]:
         """(rank, frame) of what arrived; waits a moment for the first.

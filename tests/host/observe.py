@@ -118,7 +118,8 @@ def nothing_is_left(server: ComfyServer, temporary: Path) -> Iterator[None]:
     assert old and files and folders, "no pool runs"
     yield
     started = time.monotonic()
-    wait_for(lambda: not left(old, files, folders), 5, "all to go that the workers had")
+    if not holds_within(lambda: not left(old, files, folders), within(5)):
+        raise AssertionError(f"{within(5):.0f} s later there is left: {left(old, files, folders)}")
     print(f"\nall gone after {time.monotonic() - started:.1f} s")
 
 

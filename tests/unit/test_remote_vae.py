@@ -48,7 +48,7 @@ def pool() -> Pool:
 
 @pytest.fixture
 def remote(pool: Pool) -> RemoteVae:
-    session: Any = SimpleNamespace(ensure=lambda model: pool, running_pool=lambda: None)
+    session: Any = SimpleNamespace(ensure=lambda model: pool, running_pool=lambda: None, park_if_ended=lambda: None)
     return RemoteVae(session, Recipe({}, "node", 0, {}), DEVICES, PLAN, 10, Results(torch.device("cpu"), torch.float16))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -54,6 +55,10 @@ class WorkerSession(Protocol):
 
     def finish(self, model: RemoteModel) -> None:
         """Have the workers let go of what they kept for a sampling run of ``model``."""
+        ...
+
+    def park_if_ended(self) -> None:
+        """Behind a request that failed: keep a daemon thread here for good where the program ends."""
         ...
 
 
@@ -236,7 +241,7 @@ class RemoteModel:
 
     def _call(self, pool: Pool, operation: str, body: dict[str, Any], device: torch.device, what: str) -> Any:
         doing = f"{what} of {self.plan.architecture}"
-        try:
+        with asking(self._session):
             return pool.call(
                 operation,
                 body,
@@ -246,8 +251,6 @@ class RemoteModel:
                 # ComfyUI gives every model its input and the timestep first
                 volatile=tuple(f"named.{name}" for name in list(body.get("named", ()))[:2]),
             )
-        except Cancelled:
-            comfy_api.raise_interrupt()
 
     def _account(self, pool: Pool, told: dict[str, Any], seconds: float) -> None:
         """Count one forward: ``told`` is what rank 0 says of it, ``seconds`` what it took here."""
@@ -263,6 +266,18 @@ class RemoteModel:
             log.info("SP: %s", told["decision"])
         run.decision, run.transport = told["decision"], told["transport"]
         run.weights = tuple(state.weight_bytes for state in pool.shared_state.ranks)
+
+
+@contextlib.contextmanager
+def asking(session: WorkerSession) -> Iterator[None]:
+    """Around a request to the workers: a cancel is ComfyUI's own, and a thread whose request fails as the program ends stays here."""
+    try:
+        yield
+    except Cancelled:
+        comfy_api.raise_interrupt()
+    except SPError:
+        session.park_if_ended()
+        raise
 
 
 def computed_in_full(name: str, calls: int, why: str = "") -> str:

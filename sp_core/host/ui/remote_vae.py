@@ -13,13 +13,12 @@ from torch import Tensor
 
 from ...pool.coordinator import CallStats
 from ...pool.devices import WorkerDevice
-from ...pool.errors import Cancelled, WorkerFailed
+from ...pool.errors import WorkerFailed
 from ...vae import DecodePlan
-from .. import comfy_api
 from ..vae_digest import Digest
 from .progress import Watcher
 from .recipe import Recipe
-from .remote_model import RemoteModel, WorkerSession
+from .remote_model import RemoteModel, WorkerSession, asking
 
 log = logging.getLogger(__name__)
 
@@ -119,14 +118,13 @@ class RemoteVae(RemoteModel):
         started = time.perf_counter()
         body = {"key": self.recipe.key, "method": method, **what, "dtype": self._results.dtype, "reset": pool.out_of_step}
         doing = f"{'decoding' if self._decodes(method) else 'encoding'} with the VAE of {self._title}"
-        try:
-            pool.call(operation, body, doing=doing, watch=Watcher(doing), volatile=(volatile,), each=take)
-        except Cancelled:
-            comfy_api.raise_interrupt()
-        except WorkerFailed as error:
-            if error.kind == torch.OutOfMemoryError.__name__:
-                raise torch.OutOfMemoryError(str(error)) from error
-            raise
+        with asking(self._session):
+            try:
+                pool.call(operation, body, doing=doing, watch=Watcher(doing), volatile=(volatile,), each=take)
+            except WorkerFailed as error:
+                if error.kind == torch.OutOfMemoryError.__name__:
+                    raise torch.OutOfMemoryError(str(error)) from error
+                raise
         pool.out_of_step = False
         return time.perf_counter() - started, pool.last_call
 

@@ -108,14 +108,18 @@ class Session:
         Raises:
             SPError: the workers cannot be started, or the prompt uses some of the devices in another list.
         """
-        with self._lock:
-            models = self._pools.get(model.devices)
-            if models is None or not models.in_use:
-                self._make_way(model.devices)
-            models = self._ready(model.devices) or self._start(model.devices)
-            if model.must_replay or not models.holds(model):
-                models.load(model)
-            return models.pool
+        try:
+            with self._lock:
+                models = self._pools.get(model.devices)
+                if models is None or not models.in_use:
+                    self._make_way(model.devices)
+                models = self._ready(model.devices) or self._start(model.devices)
+                if model.must_replay or not models.holds(model):
+                    models.load(model)
+                return models.pool
+        except SPError:
+            self.park_if_ended()
+            raise
 
     def _ready(self, devices: tuple[WorkerDevice, ...]) -> PoolModels | None:
         """The present pool of these devices, if it can take a request. Waits until it can."""
@@ -183,6 +187,15 @@ class Session:
         """End all workers because the program ends: no new ones are started."""
         self._ended = True
         self.close()
+
+    def park_if_ended(self) -> None:
+        """A request failed: where that is because the program ends, a daemon thread stays here for good.
+
+        Python ends such a thread anyway, and aborts the program where it meets it in the middle of torch's code, as
+        it would be when ComfyUI prints the inputs of the node that failed.
+        """
+        if self._ended and threading.current_thread().daemon:
+            threading.Event().wait()
 
     def close(self) -> None:
         """End all workers, without waiting for a call that another thread makes."""

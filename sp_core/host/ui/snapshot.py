@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import nn
 
-from ..module_settings import MISSING, Settings, is_container, is_managed, plain_text, same, told
+from ..module_settings import MISSING, Settings, containers_of, is_managed, plain_text, same, told
 
 #: in ComfyUI's names the paths of a MODEL's patches begin with this
 IN_A_MODEL = "diffusion_model."
@@ -81,13 +81,8 @@ class _Modules:
         self._classes = list(map(type, modules.values()))
         held = [(m.__dict__, m._modules, m._forward_hooks, m._forward_pre_hooks) for m in modules.values()]
         self._held = _Dictionaries(list(chain.from_iterable(held)))
-        #: what lists and other containers said that can change in place
-        self._texts = [
-            (path, name, value, text)
-            for path, module in modules.items()
-            for name, value in vars(module).items()
-            if is_container(value) and (text := plain_text(value)) is not None
-        ]
+        #: what containers said that can change in place
+        self._texts = [(path, *found) for path, module in modules.items() for found in containers_of(module)]
 
     @cached_property
     def settings(self) -> Settings:
@@ -153,7 +148,9 @@ class Snapshot:
 
     def is_current(self) -> bool:
         """One that is taken now would say the same."""
-        return self._modules.same() and self._shared.same() and self._backup.keys() == self._backup_then.keys()
+        backup, then = self._backup, self._backup_then
+        same_backup = backup.keys() == then.keys() and all(backup[path] is then[path] for path in then)
+        return same_backup and self._modules.same() and self._shared.same()
 
     def changes(self) -> list[Change]:
         """What is another object now, beside what ComfyUI itself applied or took back."""

@@ -47,7 +47,10 @@ class SwapWatch:
 
     def __init__(self, local: nn.Module, backup: Mapping[str, Any]) -> None:
         self._local, self._backup = local, backup
+        #: of the newest sampling run
         self._snapshot: Snapshot | None = None
+        #: a sampling run is being watched
+        self.sampling = False
         #: when a node got a part of the model, before the sampling run
         self._handed_out: Snapshot | None = None
         #: the nodes that got one
@@ -58,7 +61,7 @@ class SwapWatch:
         node_id, class_type = comfy_api.executing_node()
         if class_type is not None:
             self._hands[f"{class_type} (node {node_id})"] = None
-        if self._snapshot is None and self._handed_out is None:
+        if not self.sampling and self._handed_out is None:
             self._handed_out = Snapshot(self._local, self._backup)
 
     def begin(self) -> None:
@@ -67,11 +70,12 @@ class SwapWatch:
         Raises:
             SPError: a node behind SP Model Patch changed a part of the model.
         """
-        if self._snapshot is None:
+        if not self.sampling:
             if changes := self._handed_out.changes() if self._handed_out is not None else []:
                 raise found_changed(changes[0], self.words, self._hands)
             self._handed_out = None
             self._hands.clear()
+            self.sampling = True
             self.accept()
 
     def accept(self) -> None:
@@ -80,12 +84,7 @@ class SwapWatch:
             self._snapshot = Snapshot(self._local, self._backup)
 
     def end(self) -> None:
-        self._snapshot = None
-
-    @property
-    def sampling(self) -> bool:
-        """A sampling run is being watched."""
-        return self._snapshot is not None
+        self.sampling = False
 
     def check(self) -> None:
         """Before a forward.
@@ -93,7 +92,7 @@ class SwapWatch:
         Raises:
             SPError: a part of the model was swapped in this process.
         """
-        changes = self._snapshot.changes() if self._snapshot is not None else []
+        changes = self._snapshot.changes() if self.sampling and self._snapshot is not None else []
         if changes:
             raise swapped(changes[0])
 

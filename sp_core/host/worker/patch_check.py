@@ -73,7 +73,9 @@ def code_inside(patcher: Any, modules: Mapping[str, nn.Module], options: Mapping
 
 def _placed(patcher: Any, modules: Mapping[str, nn.Module]) -> dict[str, Any]:
     """What stands in the place of modules and of their forwards."""
-    code = {f"{path}.forward": vars(module)["forward"] for path, module in modules.items() if path and _is_foreign_forward(module)}
+    # Before each forward all modules are looked through, of which hardly one has a forward of its own.
+    own = ((path, module) for path, module in modules.items() if "forward" in module.__dict__)
+    code = {f"{path}.forward": vars(module)["forward"] for path, module in own if path and _is_foreign_forward(module)}
     code |= {path.removeprefix(_INSIDE): value for path, value in patcher.object_patches.items() if path.startswith(_INSIDE)}
     return {path: value for path, value in code.items() if callable(value)}
 
@@ -118,7 +120,7 @@ def foreign_inside(patcher: Any, modules: Mapping[str, nn.Module]) -> Foreign:
 
 
 def _is_foreign_forward(module: nn.Module) -> bool:
-    forward = vars(module).get("forward")
+    forward = vars(module)["forward"]
     if forward is None or getattr(forward, "__func__", None) is type(module).forward:
         # ComfyUI leaves the module's own forward in this place when it takes a patch out
         return False
