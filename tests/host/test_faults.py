@@ -231,10 +231,11 @@ def test_workers_leave_with_their_host_that_is_killed(
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=str)
 def test_workers_leave_with_their_host_whatever_ends_it(comfyui: Path, base: Path, tmp_path: Path, how: signal.Signals) -> None:
-    """Ctrl-C waits for no step either."""
+    """Ctrl-C waits for no step either, and ComfyUI then ends as it does by itself: without being aborted."""
     for _ in range(count(1, 20)):
         with ComfyServer(comfyui, base, "--cpu", environment={"TMPDIR": str(tmp_path)}) as server:
             leave(server, tmp_path, how)
+        assert server.process.returncode == (-how if how is signal.SIGKILL else 0)
 
 
 @pytest.mark.timeout(3600 if CAMPAIGN else 600)

@@ -28,13 +28,14 @@ WITHOUT_PLAN = "comfy.taesd.taesd.TAESD"
 TILES = {"tile_size": 64, "overlap": 16, "temporal_size": 64, "temporal_overlap": 8}
 
 
-def write_vaes(comfyui: Path, base: Path) -> None:
-    subprocess.run([sys.executable, str(HERE / "vaes.py"), str(comfyui), str(base / "models" / "vae")], check=True)
+def write_vaes(comfyui: Path, base: Path, *large: str) -> None:
+    subprocess.run([sys.executable, str(HERE / "vaes.py"), str(comfyui), str(base / "models" / "vae"), *large], check=True)
 
 
 @pytest.fixture(scope="module")
-def own(comfyui: Path, base: Path) -> Iterator[ComfyServer]:
-    write_vaes(comfyui, base)
+def own(comfyui: Path, base: Path, request: pytest.FixtureRequest) -> Iterator[ComfyServer]:
+    wanted = any(sd_decode_in_tiles.__name__ in item.name for item in request.session.items)
+    write_vaes(comfyui, base, *(["tiny_sd_vae"] if wanted else []))
     with ComfyServer(comfyui, base, "--cpu") as server:
         yield server
 

@@ -9,7 +9,6 @@ import contextlib
 import copy
 import importlib
 import json
-import os
 import sys
 import traceback
 import types
@@ -204,6 +203,8 @@ _SD = {
 _SD_VAE = TinyVAE(
     "comfy.ldm.models.autoencoder", "AutoencoderKL", {"ddconfig": _SD, "decoder_ddconfig": {**_SD, "ch": 32}, "embed_dim": 4}, 4, 8
 )
+#: are written only where a test asks for them by name
+LARGE = {"tiny_sd_vae": _SD_VAE}
 FILES: dict[str, TinyVAE] = {
     "tiny_taesd_vae": _TAESD,
     "tiny_wan21_vae": TinyVAE("comfy.ldm.wan.vae", "WanVAE", {**_WAN, "z_dim": 16, "num_res_blocks": 2}, 16, 8),
@@ -357,14 +358,13 @@ def write_upscaler(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    host, target = sys.argv[1:]
+    host, target, *large = sys.argv[1:]
     del sys.argv[1:]
     sys.path[:0] = [host, str(Path(__file__).resolve().parents[2])]
     from comfy.cli_args import args
 
     args.cpu = True
     Path(target).mkdir(parents=True, exist_ok=True)
-    large = {"tiny_sd_vae": _SD_VAE} if os.environ.get("SP_CAMPAIGN") else {}
-    for file_name, tiny in {**FILES, **large}.items():
+    for file_name, tiny in {**FILES, **{name: LARGE[name] for name in large}}.items():
         tiny.write(Path(target) / f"{file_name}.safetensors")
     write_upscaler(Path(target).parent / "latent_upscale_models" / "tiny_ltx_upscaler.safetensors")
