@@ -158,6 +158,7 @@ class Pool:
             self._pending = self._unheard = None
             self._links.close()
             self._afterwards.clear()
+            self.shared_state.keep_a_copy()
             for buffer in (self._requests, self._state_buffer, *self._replies):
                 buffer.close()
             self.workers.remove_directory()

@@ -113,6 +113,11 @@ class SharedState:
         offsets = (ctypes.sizeof(Header) + rank * ctypes.sizeof(RankState) for rank in range(world_size))
         self.ranks = [RankState.from_buffer(page, offset) for offset in offsets]
 
+    def keep_a_copy(self) -> None:
+        """Say from now on what the page says now, and let go of its memory: the pool is over, and somebody may still look at this."""
+        self.header = Header.from_buffer_copy(self.header)
+        self.ranks = [RankState.from_buffer_copy(state) for state in self.ranks]
+
     @staticmethod
     def nbytes(world_size: int) -> int:
         return ctypes.sizeof(Header) + world_size * ctypes.sizeof(RankState)
