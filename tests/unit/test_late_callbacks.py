@@ -25,13 +25,13 @@ def test_late_callbacks_are_named_once(caplog: pytest.LogCaptureFixture) -> None
     (record,) = caplog.records
     assert "late of " in record.getMessage()
     assert BEFORE_A_RUN in record.getMessage()
-    assert callbacks.any_before_a_run(now)
+    assert not callbacks.workers_run_the_same(now)
 
 
 def test_callbacks_that_the_workers_have_and_those_that_act_here(caplog: pytest.LogCaptureFixture) -> None:
     callbacks = LateCallbacks({BEFORE_A_RUN: {None: [given]}})
-    for now in ({}, {BEFORE_A_RUN: {"k": [given]}}, {"on_clone": {"k": [late]}}):
+    for now, the_same in (({}, False), ({BEFORE_A_RUN: {"k": [given]}}, True), ({"on_clone": {"k": [late]}}, False)):
         callbacks.warn(now)
-        assert not callbacks.any_before_a_run(now)
+        assert callbacks.workers_run_the_same(now) is the_same
     assert not caplog.records
-    assert not callbacks.any_before_a_run({"on_load_after": {"k": [late]}})
+    assert not callbacks.workers_run_the_same({"on_load_after": {"k": [late]}})

@@ -43,8 +43,11 @@ class LateCallbacks:
                     kind,
                 )
 
-    def any_before_a_run(self, callbacks: Callbacks) -> bool:
-        return any(kind == BEFORE_A_RUN for kind, _ in self._late(callbacks))
+    def workers_run_the_same(self, callbacks: Callbacks) -> bool:
+        """There are callbacks before a run, and the workers have all of them."""
+        if not any(kind == BEFORE_A_RUN for kind, _ in _each(callbacks)):
+            return False
+        return not any(kind == BEFORE_A_RUN for kind, _ in self._late(callbacks))
 
     def _late(self, callbacks: Callbacks) -> Iterator[tuple[str, Callable[..., Any]]]:
         for kind, function in _each(callbacks):

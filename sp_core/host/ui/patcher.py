@@ -61,8 +61,8 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
         self.watch.check()
         self.late_callbacks.warn(self.callbacks)
         super().pre_run()
-        if not self.late_callbacks.any_before_a_run(self.callbacks):
-            # what the callbacks changed the workers have as well, by the same callbacks
+        if self.late_callbacks.workers_run_the_same(self.callbacks):
+            # what the callbacks changed the workers have as well
             self.watch.accept()
 
     def cleanup(self) -> None:
