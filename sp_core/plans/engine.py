@@ -27,6 +27,7 @@ from .host_functions import HostFunctions
 from .override import OVERRIDE, HeldMask, mark
 from .plan import Attention, Blocks, HookPoint, SequencePlan
 from .probing import Probing
+from .probing.options import tell_back
 from .stream import as_the_model_had, grid_of, in_stream, keep_own, shard_residuals, tokens_of
 from .whole import Foreign, WholeData
 
@@ -248,6 +249,7 @@ class Engine:
     def _hook_attention(self, module: nn.Module, attention: Attention, where: str, state: ForwardState, undo: contextlib.ExitStack) -> None:
         names = parameter_names(type(module).forward)
         attended: list[int] = []
+        marked: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
         def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Hooked:
             if not state.split or state.whole:
@@ -255,13 +257,17 @@ class Engine:
             call = Arguments(names, args, kwargs)
             self._hold_mask(module, attention, call)
             options = call.get("transformer_options") or {}
-            call.set("transformer_options", mark(options, state, self.sequence, attention.kind, self._host, where))
+            marked.append((options, mark(options, state, self.sequence, attention.kind, self._host, where)))
+            call.set("transformer_options", marked[-1][1])
             attended.append(state.attended)
             return tuple(call.args), call.kwargs
 
         def after(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
             if not state.split or state.whole:
                 return
+            given, copied = marked.pop()
+            # a patch may leave something there for the next one
+            tell_back(dict(given), copied, given, (OVERRIDE,))
             if id(module) in state.foreign or state.trusts_all:
                 state.self_attended += attention.kind != "replicated_queries"
                 attended.pop()

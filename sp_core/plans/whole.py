@@ -21,7 +21,7 @@ from .host_functions import HostFunctions
 from .override import OVERRIDE, ExchangedAttention, HeldMask, WholeOverride
 from .plan import Blocks
 from .probing import Site
-from .probing.options import each_options
+from .probing.options import each_options, tell_back
 
 #: numbers of a tensor that ranks compare to see whether they hold the same one
 _SAMPLES = 32
@@ -118,18 +118,28 @@ class WholeData:
         state.note_whole(name, "" if site is None else site.why_whole)
         whole_args, whole_kwargs = widening.widen((args, kwargs))
         with self._computing(whole=True):
-            return own(function(*whole_args, **whole_kwargs))
+            output = own(function(*whole_args, **whole_kwargs))
+        widening.tell_back()
+        return output
 
     def _probed(self, site: Site, function: Callable[..., Any], given: Any, widening: _Widening, own: Callable[[Any], Any]) -> Any:
         """The first call of a function: on whole data, then with NaN for other ranks' tokens, then on this rank's tokens."""
         probe = site.probing.probe(site, function, _options_in(given))
+        watched: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+        def watch(options: dict[str, Any]) -> dict[str, Any]:
+            watched.append((options, probe.watched(options)))
+            return watched[-1][1]
 
         def called(arguments: Any) -> Callable[[], Any]:
-            args, kwargs = each_options(arguments, _is_options, probe.watched)
+            args, kwargs = each_options(arguments, _is_options, watch)
             return lambda: function(*map(probe.trusted, args), **kwargs)
 
         with self._computing(whole=True):
             output = own(probe.whole(called(widening.widen(given))))
+            for options, copied in watched:
+                tell_back(dict(options), copied, options)
+            widening.tell_back()
             probe.require(widening.floating, "its tokens are whole numbers")
             if probe.open:
                 poisoned = own(probe.again(called(widening.widen(given, poisoned=True))))
@@ -223,6 +233,8 @@ class _Widening:
     def __init__(self, whole: WholeData, dim: int, arguments: Any) -> None:
         self._whole, self._dim, self._state = whole, dim, whole.state
         self._made: dict[int, Any] = {}
+        #: options as they came, and their copy before and behind the call
+        self._copies: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
         #: replicated tokens that some stream has beside its own
         self.replicated = 0
         #: id of a tensor -> (dim of its tokens, replicated tokens before them)
@@ -312,7 +324,13 @@ class _Widening:
         stream[state.layout.indices(state.rank)] = own
         return whole
 
-    def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def tell_back(self) -> None:
+        """What the call wrote into its options is for whoever gets them next."""
+        for options, before, now in self._copies:
+            tell_back(before, now, options, (OVERRIDE, "img_slice"))
+        self._copies.clear()
+
+    def _options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Transformer options that say of all tokens what they said of this rank's, and whose attention exchanges nothing."""
         changed, layout = dict(options), self._state.layout
         override = options.get(OVERRIDE)
@@ -323,6 +341,7 @@ class _Widening:
             start, stop = options["img_slice"]
             own = stop - start == layout.counts[self._state.rank]
             changed["img_slice"] = [start, start + layout.tokens] if own else [start, stop]
+        self._copies.append((options, dict(changed), changed))
         return changed
 
 

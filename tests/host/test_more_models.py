@@ -78,7 +78,6 @@ MODELS = {
     "lumina2": Model("Lumina 2", "Lumina2", "1,16,9,13"),
     "hidream": Model("HiDream", "HiDream", "1,16,9,13", tensors={**_POOLED, "conditioning_llama3": [1, 2, 5, 20]}),
     "aura_flow": Model("AuraFlow", "AuraFlow", "1,4,9,13"),
-    "omnigen2": Model("Omnigen 2", "Omnigen2", "1,16,9,13", tensors=_REFERENCES),
     "joy_image": Model("JoyImage", "JoyImage", "1,16,1,9,13"),
     "krea2": Model("Krea 2", "Krea2", "1,16,9,13"),
     "ideogram4": Model("Ideogram 4", "Ideogram4", "1,128,5,7", arguments={"in_channels": 128}),
@@ -128,8 +127,6 @@ UNSPLIT = {
         {},
         "Flux's tokens are not split here (the model's own forward_orig is replaced",
     ),
-    # from its second step on it gives attention the keys of reference latents that are not there any more
-    "a cache of keys": (sampled("flux2", patched_by("FluxKVCache")), {"cfg_split": 1}, "was given"),
     "another attention": (
         sampled(_SWAPPED, patched_by("SPTestOwnAttention")),
         {"cfg_split": 1},

@@ -60,8 +60,9 @@ class RowChoice:
 
     @property
     def without_plan(self) -> str:
-        cause = f"'s tokens are not split {self.unsplit}" if self.unsplit else " has no sequence plan"
-        return f"{self.architecture}{cause}, so only whole batch rows can be shared out"
+        if self.unsplit:
+            return f"{self.architecture}'s tokens are not split {self.unsplit}, so only whole batch rows can be shared out"
+        return f"{self.architecture} has no sequence plan, so only whole batch rows can be shared out"
 
 
 @dataclass

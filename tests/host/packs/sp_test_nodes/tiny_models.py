@@ -23,7 +23,10 @@ class SPTestTinyModel:
         import comfy.model_patcher
         import comfy.supported_models
 
-        config = getattr(comfy.supported_models, kind)(json.loads(arguments))
+        given = json.loads(arguments)
+        config = getattr(comfy.supported_models, kind)(given)
+        # some set sizes of the real model beside what is detected
+        config.unet_config.update(given)
         config.set_inference_dtype(torch.float32, None)
         model = config.get_model({}, "")
         model.diffusion_model.load_state_dict(_random_weights(model.diffusion_model, seed))
