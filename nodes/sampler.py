@@ -22,7 +22,7 @@ class SPSampler(io.ComfyNode):
             ),
             search_aliases=["multi gpu sampler", "sequence parallel", "ksampler"],
             inputs=[
-                io.Model.Input("model", tooltip="A video diffusion transformer, patched by SP Model Patch or not."),
+                io.Model.Input("model", tooltip="A diffusion model, patched by SP Model Patch or not."),
                 io.Int.Input(
                     "seed",
                     default=0,

@@ -11,7 +11,7 @@ from ..planner.choose import choose
 from ..planner.cost import MeasuredRates, ModelShape, speed_up
 from ..planner.decode_cost import decode_speed_up
 from ..planner.degrees import Degrees
-from ..planner.typical import LINKS, MODELS
+from ..planner.typical import EDGES, LINKS, MODELS, PICTURES
 
 COUNTS = tuple(range(1, 17))
 DECODING = tuple(range(1, 9))
@@ -99,8 +99,8 @@ def page() -> str:
         "With a CFG scale above 1 an even number of devices computes the two conditionings in halves, which exchange nothing: at least as",
         "fast as the table.",
         "",
-        "## Decode with SP VAE Patch",
-        "",
+        *_pictures(),
+        *("## Decode with SP VAE Patch", ""),
         "81 frames at 1280x720 by Wan 2.1's VAE, on bands of rows: how many times as fast at least (`sp_core/planner/decode_cost.py`).",
         "Computing is counted at the rate of matrix products, which no convolution reaches; the slower a device computes, the less",
         "the exchange of rows weighs.",
@@ -128,6 +128,25 @@ def page() -> str:
             why = entry.reason if abs(difference) > 0.15 else ""
             lines.append(f"| {entry.source} | {count} | {published:.2f} | {predicted:.2f} | {difference:+.0%} | {why} |")
     return "\n".join(lines) + "\n"
+
+
+def _pictures() -> list[str]:
+    return [
+        "## Pictures on two devices",
+        "",
+        "One square picture, one conditioning a forward, exchange alone: how many times as fast two devices are as one. Below 1 one",
+        "device is faster, and the planner leaves the second idle. Where ComfyUI computes both prompts of a CFG scale above 1 in one",
+        "forward, each device takes one instead, which is near 2 at any size.",
+        "",
+        f"| link | model | {' | '.join(f'{edge} x {edge}' for edge in EDGES)} |",
+        f"|---|---|{'---|' * len(EDGES)}",
+        *(
+            f"| {rates.name} | {shape.name} | {' | '.join(_cell(shape, (edge // 16) ** 2, rates, 2) for edge in EDGES)} |"
+            for rates in LINKS
+            for shape in PICTURES
+        ),
+        "",
+    ]
 
 
 def _speed_ups() -> list[str]:

@@ -20,3 +20,14 @@ LINKS = (
     MeasuredRates("PCIe 4 P2P (4090)", 140e12, 25e9),
     MeasuredRates("staged (4090 without P2P)", 140e12, 10e9),
 )
+
+#: picture models; text tokens are few and not counted
+PICTURES: tuple[ModelShape, ...] = (
+    ModelShape("Flux", 57, 24, 128, 24.0 * 3072**2),
+    ModelShape("Flux 2", 56, 48, 128, 26.0 * 6144**2),
+    ModelShape("Qwen-Image", 60, 24, 128, 24.0 * 3072**2),
+    ModelShape("Z-Image", 30, 30, 128, 24.0 * 3840**2),
+    ModelShape("Stable Diffusion 3.5 large", 38, 38, 64, 24.0 * 2432**2),
+)
+#: edges of square pictures in pixels; a token stands for 16 x 16 of them
+EDGES = (512, 768, 1024, 1536, 2048)

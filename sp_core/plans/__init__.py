@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from .architectures.cogvideo import COGVIDEOX
+from .architectures.cosmos import ANIMA, COSMOS_PREDICT2
+from .architectures.flux import FLUX_FAMILY
+from .architectures.hidream import AURA_FLOW, HIDREAM
 from .architectures.hunyuan import HUNYUAN_VIDEO
 from .architectures.kandinsky import KANDINSKY5
 from .architectures.longcat import LONGCAT_VIDEO
 from .architectures.ltx import LTXAV, LTXV
+from .architectures.lumina import LUMINA_FAMILY
 from .architectures.minimax import MINIMAX_H3
+from .architectures.mochi import MOCHI
+from .architectures.omnigen import BOOGU, OMNIGEN2
+from .architectures.pictures import IDEOGRAM4, JOY_IMAGE, KREA2, LENS, MAGE_FLOW
+from .architectures.qwen_image import QWEN_IMAGE
+from .architectures.stable_diffusion import SD3
 from .architectures.wan import WAN
 from .architectures.wan_family import WAN_FAMILY
+from .architectures.wandancer import DANCER
 from .engine import Engine
 from .forward_state import Escaped
 from .host_functions import HostFunctions
@@ -18,7 +29,27 @@ from .unplanned import NOT_SAMPLED, plan_without, runs_wrappers
 from .validation import validate
 
 PLANS: dict[str, SequencePlan] = {
-    plan.architecture: plan for plan in (WAN, *WAN_FAMILY, LTXV, LTXAV, HUNYUAN_VIDEO, LONGCAT_VIDEO, KANDINSKY5, MINIMAX_H3)
+    plan.architecture: plan
+    for plan in (
+        *(WAN, *WAN_FAMILY, DANCER, LTXV, LTXAV, HUNYUAN_VIDEO, LONGCAT_VIDEO, KANDINSKY5, MINIMAX_H3, COGVIDEOX, COSMOS_PREDICT2, MOCHI),
+        # pictures
+        *(
+            *FLUX_FAMILY,
+            QWEN_IMAGE,
+            *LUMINA_FAMILY,
+            SD3,
+            HIDREAM,
+            AURA_FLOW,
+            OMNIGEN2,
+            BOOGU,
+            IDEOGRAM4,
+            KREA2,
+            ANIMA,
+            JOY_IMAGE,
+            LENS,
+            MAGE_FLOW,
+        ),
+    )
 }
 
 

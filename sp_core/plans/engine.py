@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..attention.sequence_group import SequenceGroup
@@ -27,6 +27,8 @@ from .host_functions import HostFunctions
 from .override import OVERRIDE, HeldMask, mark
 from .plan import Attention, Blocks, HookPoint, SequencePlan
 from .probing import Probing
+from .probing.options import tell_back
+from .stream import as_the_model_had, grid_of, in_stream, keep_own, shard_residuals, tokens_of
 from .whole import Foreign, WholeData
 
 #: (block, blocks in all): called before each block; may raise to stop the forward
@@ -160,7 +162,8 @@ class Engine:
 
     def _hook_block(self, target: _Target, blocks: Blocks, block: nn.Module, index: int, count: int) -> None:
         state, undo = target.state, target.undo
-        names = parameter_names(type(block).forward)
+        names = list(blocks.parameters) or parameter_names(type(block).forward)
+        last = block is blocks.of(target.model)[-1]
 
         def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Hooked:
             self._enter_block(index, count)
@@ -172,13 +175,15 @@ class Engine:
                 self._split(target.model, blocks, call, state)
             if not state.split:
                 return None
-            self._shard_stream(blocks, call, state, first)
+            keep_own(blocks, call, state, first)
             self._shard(call, blocks.shard, state)
             state.attended = state.self_attended = 0
             return tuple(call.args), call.kwargs
 
         def after(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
             if not state.split:
+                if blocks.gathers and last:
+                    state.begin_anew()
                 return None
             if state.whole:
                 state.gathered = index == count - 1 and self.plan.gather_early(self._inputs)
@@ -188,6 +193,10 @@ class Engine:
             foreign = id(block) in state.foreign or state.trusts_all
             if expected and not self.plan.skips_stream(options) and not state.self_attended and not foreign:
                 raise Escaped(f"Block {index}")
+            if blocks.gathers and last:
+                whole = self._gather_stream(blocks, output, state)
+                state.begin_anew()
+                return whole
             if index == count - 1 and self.plan.gather_early(self._inputs):
                 return self._gather_stream(blocks, output, state)
             return None
@@ -200,40 +209,26 @@ class Engine:
 
     def _split(self, model: nn.Module, blocks: Blocks, call: Arguments, state: ForwardState) -> None:
         """The first block decides how the sequence lies over the ranks."""
-        tokens = self._stream(blocks, call)
-        state.split_by(self._layout(model, call, tokens.size(blocks.dim)))
-        self._shard_residuals(state)
+        grid = grid_of(blocks, tokens_of(blocks, call))
+        state.split_by(self._layout(model, call, math.prod(grid)))
+        state.grid = grid
+        if state.split:
+            shard_residuals(self.plan, self._inputs, state)
 
-    @staticmethod
-    def _stream(blocks: Blocks, call: Arguments) -> Tensor:
-        """The tokens that a block was given, (B, T or t, C)."""
-        stream = call.get(blocks.stream)
-        return stream if blocks.stream_item is None else stream[blocks.stream_item]  # type: ignore[no-any-return]
+    def _gather_stream(self, blocks: Blocks, output: Any, state: ForwardState) -> Any:
+        """A block's output with all ranks' tokens, beside the replicated tokens that it may have."""
+        item = blocks.item_of_output
+        if item is not None:
+            return type(output)(self._gather_tokens(blocks, x, state) if i == item else x for i, x in enumerate(output))
+        return self._gather_tokens(blocks, output, state)
 
-    def _shard_stream(self, blocks: Blocks, call: Arguments, state: ForwardState, first: bool) -> None:
-        """The block gets this rank's tokens: sharded if it was given all, checked if it was given those already."""
-        tokens, replicated = self._stream(blocks, call), blocks.replicated
-        if replicated is not None and replicated.argument is not None:
-            state.replicated_tokens = call.get(replicated.argument).size(1)
-        if first or (blocks.own_stream and tokens.size(blocks.dim) == state.layout.tokens):
-            tokens = state.shard(tokens, blocks.dim)
-        else:
-            state.expect_local(tokens, blocks.dim, self._in_stream(blocks, state))
-        stream = call.get(blocks.stream)
-        if blocks.stream_item is not None:
-            tokens = type(stream)(tokens if i == blocks.stream_item else x for i, x in enumerate(stream))
-        call.set(blocks.stream, tokens)
-
-    def _gather_stream(self, blocks: Blocks, output: Tensor, state: ForwardState) -> Tensor:
-        """All ranks' tokens of a block's output, behind the replicated tokens that it may begin with."""
-        count = self._in_stream(blocks, state)
-        gathered = self._gather(output.narrow(blocks.dim, count, output.size(blocks.dim) - count), state)
-        return torch.cat([output.narrow(blocks.dim, 0, count), gathered], blocks.dim)
-
-    @staticmethod
-    def _in_stream(blocks: Blocks, state: ForwardState) -> int:
-        """How many replicated tokens the stream of these blocks begins with."""
-        return state.replicated_tokens if blocks.replicated is not None and blocks.replicated.in_stream else 0
+    def _gather_tokens(self, blocks: Blocks, tokens: Tensor, state: ForwardState) -> Tensor:
+        count, dim = in_stream(blocks, state), blocks.dim
+        replicated, own = state.parted(tokens, dim, count)
+        # tokens to dim 1, behind a batch or what stands for it
+        gathered = self._gather(own if dim == 1 else own.movedim(dim, 0)[None], state)
+        whole = as_the_model_had(gathered if dim == 1 else gathered[0].movedim(0, dim), dim, state.grid)
+        return state.together(replicated, whole, dim)
 
     def _layout(self, model: nn.Module, call: Arguments, tokens: int) -> SequenceLayout:
         plan, world_size = self.plan, self.sequence.world_size
@@ -254,6 +249,7 @@ class Engine:
     def _hook_attention(self, module: nn.Module, attention: Attention, where: str, state: ForwardState, undo: contextlib.ExitStack) -> None:
         names = parameter_names(type(module).forward)
         attended: list[int] = []
+        marked: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
         def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Hooked:
             if not state.split or state.whole:
@@ -261,13 +257,17 @@ class Engine:
             call = Arguments(names, args, kwargs)
             self._hold_mask(module, attention, call)
             options = call.get("transformer_options") or {}
-            call.set("transformer_options", mark(options, state, self.sequence, attention.kind, self._host, where))
+            marked.append((options, mark(options, state, self.sequence, attention.kind, self._host, where)))
+            call.set("transformer_options", marked[-1][1])
             attended.append(state.attended)
             return tuple(call.args), call.kwargs
 
         def after(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
             if not state.split or state.whole:
                 return
+            given, copied = marked.pop()
+            # a patch may leave something there for the next one
+            tell_back(dict(given), copied, given, (OVERRIDE,))
             if id(module) in state.foreign or state.trusts_all:
                 state.self_attended += attention.kind != "replicated_queries"
                 attended.pop()
@@ -320,7 +320,7 @@ class Engine:
                 output = point.gather(output, arguments, state, self.sequence.all_ranks)
                 state.gathered = True
                 return output
-            return self._gather(output, state) if point.gather else output
+            return as_the_model_had(self._gather(output, state), 1, state.grid) if point.gather else output
 
         undo.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
         undo.callback(module.register_forward_hook(after).remove)
@@ -347,19 +347,6 @@ class Engine:
                 call.set(name, state.apply(rule, value))
             except (ValueError, IndexError) as error:
                 raise SPError(f"{self.plan.architecture}: '{name}' does not fit the {state.layout.tokens} tokens: {error}") from error
-
-    def _shard_residuals(self, state: ForwardState) -> None:
-        """In place, as the model has these arguments in its hands already."""
-        if not state.split:
-            return
-        for name in self.plan.residuals:
-            for kind, tensors in (self._inputs.get(name) or {}).items():
-                try:
-                    tensors[:] = [None if x is None else state.shard(x) for x in tensors]
-                except ValueError as error:
-                    raise SPError(
-                        f"{self.plan.architecture}: the residuals of a ControlNet ({name}, {kind}) do not fit: {error}"
-                    ) from error
 
     def _gather(self, output_BtC: Tensor, state: ForwardState) -> Tensor:
         gathered = self._all_tokens(output_BtC, state)

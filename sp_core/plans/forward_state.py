@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..comm import Transport
@@ -29,12 +30,25 @@ class Escaped(SPError):
         )
 
 
+class OtherKeys(Escaped):
+    """A self-attention was given other keys than those of its queries: nobody knows which of them are whose."""
+
+    def __init__(self, where: str, queries: int, keys: int) -> None:
+        SPError.__init__(
+            self,
+            f"{where} was given {keys} keys for {queries} queries by another node, which cannot be shared between devices. "
+            "Remove that node, or SP Model Patch",
+        )
+
+
 class ForwardState:
     """What the hooks of one forward share. The engine makes a new one for each forward."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self._layout: SequenceLayout | None = None
+        #: sizes of the dims over which the model has its tokens: (T,), or frames, height and width
+        self.grid: tuple[int, ...] = ()
         #: the first block has decided how the sequence lies over the ranks
         self.decided = False
         #: the output has been gathered, so the rest of the forward computes on all tokens
@@ -55,12 +69,15 @@ class ForwardState:
         self.apart: list[str] = []
         #: attentions whose heads did not go in groups although those of others did, and why
         self.alone: list[str] = []
+        #: what attended to its own part only, where the forward was computed again for that, without a plan
+        self.escaped = ""
         #: probes code of other packs; None where all of it gets whole data
         self.probing: Probing | None = None
         #: code of other packs is taken to keep everything apart, whatever it does; for tests
         self.trusts_all = False
-        #: tokens (text) that every rank holds in full; in joint attention they stand before the rank's own
+        #: tokens (text) that every rank holds in full; in joint attention they stand before the rank's own, or behind them
         self.replicated_tokens = 0
+        self.replicated_behind = False
         # keyed by identity; the value is kept alive so that its id stays its own
         self._sharded: dict[tuple[int, int], tuple[Any, Any]] = {}
         self._originals: dict[int, tuple[Any, Any]] = {}
@@ -93,9 +110,29 @@ class ForwardState:
         if 0 not in layout.counts:
             self._layout = layout
 
+    def begin_anew(self) -> None:
+        """The sequence was gathered, and the next block splits another one."""
+        self._layout, self.decided, self.gathered = None, False, False
+        self._sharded.clear()
+        self._originals.clear()
+
     def shard(self, tokens: Tensor, dim: int = 1) -> Tensor:
         """This rank's part of ``tokens``, which has all T tokens on ``dim``: a contiguous copy with t tokens there."""
         return self.layout.shard(tokens, self.rank, dim)
+
+    def parted(self, tokens: Tensor, dim: int, replicated: int) -> tuple[Tensor, Tensor]:
+        """Of a tensor that has so many replicated tokens beside those of a sequence: the replicated ones, and the others."""
+        if not self.replicated_behind:
+            head, tail = tokens.tensor_split((replicated,), dim)
+            return head, tail
+        head, tail = tokens.tensor_split((tokens.size(dim) - replicated,), dim)
+        return tail, head
+
+    def together(self, replicated: Tensor, others: Tensor, dim: int) -> Tensor:
+        """The two of :meth:`parted` as one tensor again."""
+        if not replicated.size(dim):
+            return others
+        return torch.cat([others, replicated] if self.replicated_behind else [replicated, others], dim)
 
     def expect_local(self, tokens: Tensor, dim: int = 1, replicated: int = 0) -> None:
         """Check that ``dim`` of ``tokens`` holds ``replicated`` tokens and then this rank's own.

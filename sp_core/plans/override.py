@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from einops import rearrange
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from ..attention.partial import exchanged_cross_attention, partial_cross_attenti
 from ..attention.sequence_group import SequenceGroup
 from ..attention.ulysses import Attend
 from ..errors import SPError
-from .forward_state import ForwardState
+from .forward_state import ForwardState, OtherKeys
 from .host_functions import HostFunctions
 from .plan import AttentionKind
 from .probed_heads import probed_heads, shared_heads
@@ -79,6 +78,8 @@ class ExchangedAttention:
         self.users = self.options.get(OVERRIDE)
         #: its name where it has to get all heads
         self.whole_name: str | None = None
+        #: of the tokens of this call, the first so many are replicated ones that attend jointly
+        self.replicated = 0
         if isinstance(found := self.users, WholeOverride):
             self.users, self.whole_name = found.users, found.name
             self.options[OVERRIDE] = found.users
@@ -97,7 +98,10 @@ class ExchangedAttention:
         if heads_first:
             q, k, v = (rearrange(x, "B H t D -> B t H D") for x in (q, k, v))
         else:
-            q, k, v = (rearrange(x, "B t (H D) -> B t H D", H=heads) for x in (q, k, v))
+            # SD3 hands over values that have their heads apart already
+            q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
+        if self.kind != "replicated_queries" and k.size(1) != q.size(1):
+            raise OtherKeys(self.where, q.size(1), k.size(1))
         if kwargs.pop("enable_gqa", False) or k.size(2) != q.size(2):
             # grouped heads need not fall together with head shards
             k, v = (x.repeat_interleave(q.size(2) // x.size(2), dim=2) for x in (k, v))
@@ -105,6 +109,8 @@ class ExchangedAttention:
         def local(*tensors: Any, options: dict[str, Any] | None = None, trusted: Callable[..., Any] = lambda x: x) -> Tensor:
             return self._local(trusted(function), {**kwargs, "transformer_options": self.options if options is None else options}, *tensors)
 
+        self.replicated = self._replicated_in(q)
+        mask = self._of_all_keys(mask, k.size(1))
         out_BtHD = self._way(mask)(q, k, v, mask, kwargs.get("scale"), local)
         return rearrange(out_BtHD, "B t H D -> B H t D" if keep_heads_first else "B t H D -> B t (H D)")
 
@@ -126,7 +132,7 @@ class ExchangedAttention:
         return partial(probed_heads, self, site) if site.unprobed else partial(self._on_all_heads, why=site.why_whole)
 
     def exchanged(self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any, scale: float | None, local: Attend) -> Tensor:
-        if self.kind == "joint":
+        if self.replicated:
             return self._joint(q_BtHD, k_BtHD, v_BtHD, mask, local)
         if self.kind == "replicated_queries":
             return self._replicated_queries(q_BtHD, k_BtHD, v_BtHD, mask, scale, local)
@@ -150,12 +156,12 @@ class ExchangedAttention:
     def all_heads(self, q_BtHD: Tensor, k_BtHD: Tensor, v_BtHD: Tensor, mask: Any) -> tuple[Any, ...]:
         """q, k, v and the mask, if there is one, of all tokens: (B, T, H, D) each. Collective."""
         state, layout = self.state, self.state.layout
-        n = state.replicated_tokens if self.kind == "joint" else 0
+        n = self.replicated
 
         def all_tokens(x_BtHD: Tensor) -> Tensor:
-            own = x_BtHD[:, n:].contiguous()
-            gathered = layout.restore(self.sequence.all_ranks.all_gather_tokens(own, layout.counts), 1)
-            return torch.cat([x_BtHD[:, :n], gathered], dim=1) if n else gathered
+            replicated, own = state.parted(x_BtHD, 1, n)
+            gathered = layout.restore(self.sequence.all_ranks.all_gather_tokens(own.contiguous(), layout.counts), 1)
+            return state.together(replicated, gathered, 1)
 
         q = q_BtHD if self.kind == "replicated_queries" else all_tokens(q_BtHD)
         if isinstance(mask, HeldMask):
@@ -164,11 +170,11 @@ class ExchangedAttention:
 
     def own_tokens(self, out: Tensor) -> Tensor:
         """Of a result for all tokens, this rank's."""
-        state = self.state
-        n = state.replicated_tokens if self.kind == "joint" else 0
+        state, n = self.state, self.replicated
         if self.kind == "replicated_queries":
             return out
-        return torch.cat([out[:, :n], state.shard(out[:, n:])], dim=1) if n else state.shard(out)
+        replicated, all_tokens = state.parted(out, 1, n)
+        return state.together(replicated, state.shard(all_tokens), 1)
 
     def _with_held_mask(self, held: HeldMask, local: Attend) -> Attend:
         """Local attention by a mask object, on tokens in the order that the object counts them in."""
@@ -200,19 +206,24 @@ class ExchangedAttention:
         return exchanged_cross_attention(q_BAHD, k_BtHD, v_BtHD, everyone, counts, attend=users, mask=mask)
 
     def _joint(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, local: Attend) -> Tensor:
-        """q, k and v are replicated tokens, then this rank's: (B, N + t, H, D) each, and the result too."""
+        """q, k and v are replicated tokens and this rank's: (B, N + t, H, D) each, and the result too."""
         if self.sequence.ring is not None:
             raise SPError(
                 "Ring attention cannot serve this model: its text takes part in the attention and would come out different on each rank "
                 "of the ring. Leave ring at 0 (automatic) or 1 in SP Model Patch"
             )
-        n, counts = self.state.replicated_tokens, self.state.layout.counts
-        own, replicated = (q[:, n:], k[:, n:], v[:, n:]), (q[:, :n], k[:, :n], v[:, :n])
+        n, counts = self.replicated, self.state.layout.counts
+        (q_text, q_own), (k_text, k_own), (v_text, v_own) = (self.state.parted(x, 1, n) for x in (q, k, v))
+        replicated, own = (q_text, k_text, v_text), (q_own, k_own, v_own)
+        if self.state.replicated_behind and isinstance(mask, Tensor):
+            # below the replicated tokens stand first
+            dims = [dim for dim in (-1, -2) if mask.size(dim) == n + self.state.layout.tokens]
+            mask = mask.roll([n] * len(dims), dims)
         mask = self._in_rank_order(mask)
         out_BtHD, out_BNHD = joint_attention(
             own, replicated, self.sequence.all_ranks, counts, local, mask=mask, overlap=self.sequence.overlap
         )
-        return torch.cat([out_BNHD, out_BtHD], dim=1)
+        return self.state.together(out_BNHD, out_BtHD, 1)
 
     def _local(
         self,
@@ -233,12 +244,29 @@ class ExchangedAttention:
             out = function(*flat, heads, **call) if self.users is None else self.users(function, *flat, heads, **call)
         return rearrange(out, "B T (h D) -> B T h D", h=heads)
 
+    def _replicated_in(self, q_BtHD: Tensor) -> int:
+        """How many of a call's tokens are replicated ones: none where a joint call site attends to the stream alone (SD3.5 medium)."""
+        own = self.state.layout.counts[self.state.rank]
+        if self.kind != "joint" or q_BtHD.size(1) == own:
+            return 0
+        # Mochi attends to a part of the text
+        return q_BtHD.size(1) - own if self.state.replicated_behind else self.state.replicated_tokens
+
+    def _of_all_keys(self, mask: Any, keys: int) -> Any:
+        """The mask, of which one that a module made for the keys that it has, (..., 1, N + t), is (..., 1, N + T). Collective."""
+        own = not isinstance(mask, Tensor) or mask.dim() < 3 or mask.size(-2) != 1 or mask.size(-1) != keys
+        layout, n = self.state.layout, self.replicated
+        if own or self.kind == "replicated_queries" or keys == n + layout.tokens:
+            return mask
+        replicated, mine = self.state.parted(mask, -1, n)
+        gathered = self.sequence.all_ranks.all_gather_tokens(mine.movedim(-1, 0)[None].contiguous(), layout.counts)
+        return self.state.together(replicated, layout.restore(gathered, 1)[0].movedim(0, -1), -1)
+
     def _in_rank_order(self, mask: Tensor | None) -> Tensor | None:
         """The mask as attention needs it: tiles bring the tokens in another order than the model's."""
         if mask is None:
             return None
-        replicated = self.state.replicated_tokens if self.kind == "joint" else 0
-        return to_rank_order(mask, self.state.layout, replicated=replicated, queries=self.kind != "replicated_queries")
+        return to_rank_order(mask, self.state.layout, replicated=self.replicated, queries=self.kind != "replicated_queries")
 
 
 def mark(

@@ -49,6 +49,10 @@ def _never(options: Mapping[str, Any]) -> bool:
     return False
 
 
+def _always_split(arguments: Mapping[str, Any]) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class MaskRule:
     """A mask that is an object of the model's own instead of a tensor. LTX and LongCat-Video have one.
@@ -76,8 +80,9 @@ class Attention:
 
     Kinds:
         ``self``: queries, keys and values are this rank's tokens (Wan).
-        ``joint``: they begin with tokens that every rank holds in full, text, and this rank's
-        tokens follow (HunyuanVideo).
+        ``joint``: they are tokens that every rank holds in full, text, and then this rank's tokens
+        (HunyuanVideo); or this rank's first, where the blocks' :class:`Replicated` says so. A call
+        of the same module without the replicated ones is self-attention (SD3.5 medium).
         ``replicated_queries``: every rank holds all queries, keys and values are this rank's
         tokens (LTX-2's video-to-audio attention).
     """
@@ -88,6 +93,8 @@ class Attention:
     skipped: Callable[[Mapping[str, Any]], bool] = _never
     #: LTX (guide frames), LongCat-Video (conditioning frames)
     mask: MaskRule | None = None
+    #: path below the module of what knows the number of heads, where the module does not (SD3)
+    heads_of: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(AttentionKind):
@@ -98,13 +105,17 @@ class Attention:
 class Replicated:
     """Tokens that every rank holds in full (text) and that attend jointly with the stream's: HunyuanVideo.
 
-    In the joint attention they stand before the stream's tokens.
+    In the joint attention they stand before the stream's tokens, or ``behind`` them.
     """
 
     #: block parameter that holds them, (B, N, C); None where the blocks before have told how many there are
     argument: str | None = None
     #: the stream itself begins with them (HunyuanVideo's single blocks)
     in_stream: bool = False
+    #: of the two that a block returns they are the first (Qwen-Image)
+    returned_first: bool = False
+    #: they stand behind the stream's tokens, wherever both are in one tensor (Mochi)
+    behind: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,20 +133,28 @@ class Blocks:
     stream_item: int | None = None
     #: dim of the tokens in the stream (MiniMax H3: 0, it has no batch)
     dim: int = 1
+    #: over how many dims the tokens lie, from that one on (Cosmos: 3, frames, height and width). A rank's t tokens are t x 1 x 1 there
+    dims: int = 1
     #: HunyuanVideo's text
     replicated: Replicated | None = None
     #: these blocks have a stream of their own beside the main one, and each new one arrives with all T tokens (VACE's control videos)
     own_stream: bool = False
+    #: behind the last of these the tokens are gathered, and the next list of blocks splits another sequence (Lumina 2: first the
+    #: picture's tokens, then those of text and picture)
+    gathers: bool = False
+    #: names of the block's parameters, where its forward takes what comes (``*args``, SD3)
+    parameters: tuple[str, ...] = ()
 
     @property
     def item_of_output(self) -> int | None:
         """Which item of a block's output has the tokens, where it is a tuple of these and of replicated ones."""
         if self.stream_item is None and self.replicated is not None and self.replicated.argument is not None:
-            return 0
+            return int(self.replicated.returned_first)
         return self.stream_item
 
     def of(self, model: nn.Module) -> list[nn.Module]:
-        return list(model.get_submodule(self.path))  # type: ignore[call-overload]
+        found: Any = model.get_submodule(self.path)
+        return list(found.values() if isinstance(found, nn.ModuleDict) else found)
 
 
 @dataclass(frozen=True)
@@ -174,8 +193,14 @@ class SequencePlan:
     #: true when no block touches the stream in this forward, given its transformer options (LTX-2 without video)
     skips_stream: Callable[[Mapping[str, Any]], bool] = _never
     #: arguments of the forward that hold lists of (B, T, C) tensors by name, which the model adds to the stream between blocks:
-    #: a ControlNet's output (HunyuanVideo)
+    #: a ControlNet's output (HunyuanVideo); of less than T tokens they are those of the first ones (Flux with reference latents)
     residuals: tuple[str, ...] = ()
+    #: given the forward's arguments, ``transformer_options`` among them: why tokens are not split in this forward, in words that follow
+    #: "tokens are not split "; "" where they are. Then whole batch rows are shared out, as of a model without a plan (Lumina 2)
+    rows_where: Callable[[Mapping[str, Any]], str] = _always_split
+    #: what cannot be split is an error that says what to do. Without this it is computed as of a model without a plan, with a sentence
+    #: in the report: a model that gets a plan then never fails where it did not before
+    strict: bool = False
     #: arguments of the forward that hold objects, and the function that makes plain data of each, which can be sent (MiniMax H3)
     to_plain: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     #: method that computes on the workers
@@ -184,6 +209,10 @@ class SequencePlan:
     weight_methods: tuple[str, ...] = ()
     #: method that lets go of what the model kept during a sampling run (LongCat-Video's cache of conditioning frames)
     after_run: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.blocks and self.blocks[-1].gathers:
+            raise ValueError(f"{self.architecture}: a list of blocks gathers for the next one, and behind the last there is none")
 
     @property
     def splits_tokens(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import SPError
 from ..layout import TileLayout
 from .forward_state import ForwardState, ShardRule
 
@@ -24,6 +25,18 @@ def by_token(dim: int = 1) -> ShardRule:
         return state.layout.shard(value, state.rank, dim)
 
     return shard
+
+
+def first_tokens(value: int, state: ForwardState) -> int:
+    """For a number of tokens, the sequence's first ones: how many of them are this rank's.
+
+    Raises:
+        SPError: in a layout that is not flat, where these need not be the rank's first ones.
+    """
+    own = state.layout.indices(state.rank)
+    if not isinstance(own, slice):
+        raise SPError("The first tokens of a sequence can only be told apart flat; leave the layout of SP Model Patch at auto or flat")
+    return min(max(value, own.start), own.stop) - own.start
 
 
 def frame_rows(tokens: int, rows: int) -> Tensor:
@@ -67,6 +80,22 @@ Segment = tuple[int, "int | None", int]
 def segments(value: Sequence[Segment], state: ForwardState) -> list[Segment]:
     """Of segments that cover the stream's tokens in order: those of this rank's tokens, in its own numbering."""
     return as_segments(state.shard(segment_rows(value, state.layout.tokens), 0))
+
+
+def joint_by_token(dim: int = 1) -> ShardRule:
+    """For a tensor with one entry a token along ``dim``: those of the replicated tokens, which stay, beside the stream's."""
+
+    def shard(value: Any, state: ForwardState) -> Any:
+        replicated, all_tokens = state.parted(value, dim, state.replicated_tokens)
+        return state.together(replicated, state.shard(all_tokens, dim), dim)
+
+    return shard
+
+
+def joint_segments(value: Sequence[Segment], state: ForwardState) -> list[Segment]:
+    """As :func:`segments`, for segments that also count the replicated tokens, which stand first."""
+    rows = segment_rows(value, state.replicated_tokens + state.layout.tokens)
+    return as_segments(joint_by_token(0)(rows, state))
 
 
 def segment_rows(value: Sequence[Segment], tokens: int) -> Tensor:

@@ -57,12 +57,15 @@ def _check_blocks(blocks: Blocks, model: nn.Module) -> None:
     replicated = blocks.replicated.argument if blocks.replicated is not None else None
     for block in found:
         _check_parameters(type(block), "forward", (blocks.stream, *blocks.shard, *([replicated] if replicated else [])))
+        if blocks.parameters and not _takes_anything(type(block).forward):
+            raise _Missing(f"{type(block).__name__}.forward has parameters of its own and no *args")
         for attention in blocks.attentions:
             _check_attention(attention, block)
 
 
 def _check_attention(attention: Attention, block: nn.Module) -> None:
     module = _find(block, attention.module)
+    _find(module, attention.heads_of)
     mask = [attention.mask.parameter] if attention.mask is not None else []
     _check_parameters(type(module), "forward", ("transformer_options", *mask))
 
@@ -86,6 +89,10 @@ def _find(module: Any, path: str) -> Any:
             raise _Missing(f"{type(module).__name__} has no {name}")
         module = getattr(module, name)
     return module
+
+
+def _takes_anything(function: Callable[..., Any]) -> bool:
+    return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in inspect.signature(function).parameters.values())
 
 
 def _check_parameters(owner: type, method: str, names: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ from .host_functions import HostFunctions
 from .override import OVERRIDE, ExchangedAttention, HeldMask, WholeOverride
 from .plan import Blocks
 from .probing import Site
-from .probing.options import each_options
+from .probing.options import each_options, tell_back
 
 #: numbers of a tensor that ranks compare to see whether they hold the same one
 _SAMPLES = 32
@@ -118,18 +118,28 @@ class WholeData:
         state.note_whole(name, "" if site is None else site.why_whole)
         whole_args, whole_kwargs = widening.widen((args, kwargs))
         with self._computing(whole=True):
-            return own(function(*whole_args, **whole_kwargs))
+            output = own(function(*whole_args, **whole_kwargs))
+        widening.tell_back()
+        return output
 
     def _probed(self, site: Site, function: Callable[..., Any], given: Any, widening: _Widening, own: Callable[[Any], Any]) -> Any:
         """The first call of a function: on whole data, then with NaN for other ranks' tokens, then on this rank's tokens."""
         probe = site.probing.probe(site, function, _options_in(given))
+        watched: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+        def watch(options: dict[str, Any]) -> dict[str, Any]:
+            watched.append((options, probe.watched(options)))
+            return watched[-1][1]
 
         def called(arguments: Any) -> Callable[[], Any]:
-            args, kwargs = each_options(arguments, _is_options, probe.watched)
+            args, kwargs = each_options(arguments, _is_options, watch)
             return lambda: function(*map(probe.trusted, args), **kwargs)
 
         with self._computing(whole=True):
             output = own(probe.whole(called(widening.widen(given))))
+            for options, copied in watched:
+                tell_back(dict(options), copied, options)
+            widening.tell_back()
             probe.require(widening.floating, "its tokens are whole numbers")
             if probe.open:
                 poisoned = own(probe.again(called(widening.widen(given, poisoned=True))))
@@ -157,18 +167,18 @@ class WholeData:
         """Of N + T tokens on ``dim``, the N and this rank's t."""
         if not replicated:
             return self.state.shard(tokens, dim)
-        head, tail = tokens.tensor_split((replicated,), dim)
-        return torch.cat([head, self.state.shard(tail, dim)], dim)
+        text, stream = self.state.parted(tokens, dim, replicated)
+        return self.state.together(text, self.state.shard(stream, dim), dim)
 
     def gather(self, tokens: Tensor, dim: int = 1, replicated: int = 0) -> Tensor:
-        """Of the N replicated and this rank's t tokens on ``dim``, the N and all T in the model's order."""
-        head, tail = tokens.tensor_split((replicated,), dim)
-        self.state.expect_local(tail, dim)
-        first = tail.movedim(dim, 0).unsqueeze(0).contiguous()
+        """Of the N replicated and this rank's t tokens on ``dim``, all T in the model's order beside the N."""
+        text, own = self.state.parted(tokens, dim, replicated)
+        self.state.expect_local(own, dim)
+        first = own.movedim(dim, 0).unsqueeze(0).contiguous()
         layout = self.state.layout
         gathered = layout.restore(self.sequence.all_ranks.all_gather_tokens(first, layout.counts), 1)
         whole = gathered.squeeze(0).movedim(0, dim)
-        return torch.cat([head, whole], dim) if replicated else whole.contiguous()
+        return self.state.together(text, whole, dim) if replicated else whole.contiguous()
 
     # -- blocks --------------------------------------------------------------------------
 
@@ -223,7 +233,9 @@ class _Widening:
     def __init__(self, whole: WholeData, dim: int, arguments: Any) -> None:
         self._whole, self._dim, self._state = whole, dim, whole.state
         self._made: dict[int, Any] = {}
-        #: replicated tokens that some stream begins with
+        #: options as they came, and their copy before and behind the call
+        self._copies: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+        #: replicated tokens that some stream has beside its own
         self.replicated = 0
         #: id of a tensor -> (dim of its tokens, replicated tokens before them)
         self._places: dict[int, tuple[int, int]] = {}
@@ -259,7 +271,8 @@ class _Widening:
             if found is not None:
                 self._places[id(tensor)] = found
             at, n = found if found is not None else (-1, 0)
-            rows.append(torch.cat([torch.tensor([float(at), float(n)], device=device), _samples(tensor, at, n).to(device)]))
+            samples = _samples(self._stream_of(tensor, at, n)).to(device)
+            rows.append(torch.cat([torch.tensor([float(at), float(n)], device=device), samples]))
         told = self._whole.sequence.all_ranks.all_gather_tokens(torch.stack(rows)[None, None], [1] * state.world_size)[0].cpu()
         for i, tensor in enumerate(self._tensors):
             of_ranks = told[:, i]
@@ -270,6 +283,9 @@ class _Widening:
             if not placed or not (uneven or bool(differ.any())):
                 self._places.pop(id(tensor), None)
         self.replicated = max((n for _, n in self._places.values()), default=0)
+
+    def _stream_of(self, tensor: Tensor, dim: int, replicated: int) -> Tensor:
+        return self._state.parted(tensor, dim, replicated)[1] if dim >= 0 and replicated else tensor
 
     @property
     def floating(self) -> bool:
@@ -302,13 +318,19 @@ class _Widening:
     def _poisoned(self, value: Tensor) -> Tensor:
         state, (dim, replicated) = self._state, self._places[id(value)]
         whole = torch.full_like(self._made[id(value)], torch.nan)
-        kept, own = value.movedim(dim, 0).tensor_split((replicated,))
-        rows = whole.movedim(dim, 0)
-        rows[:replicated] = kept
-        rows[replicated:][state.layout.indices(state.rank)] = own
+        kept, own = state.parted(value.movedim(dim, 0), 0, replicated)
+        text, stream = state.parted(whole.movedim(dim, 0), 0, replicated)
+        text.copy_(kept)
+        stream[state.layout.indices(state.rank)] = own
         return whole
 
-    def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def tell_back(self) -> None:
+        """What the call wrote into its options is for whoever gets them next."""
+        for options, before, now in self._copies:
+            tell_back(before, now, options, (OVERRIDE, "img_slice"))
+        self._copies.clear()
+
+    def _options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Transformer options that say of all tokens what they said of this rank's, and whose attention exchanges nothing."""
         changed, layout = dict(options), self._state.layout
         override = options.get(OVERRIDE)
@@ -319,6 +341,7 @@ class _Widening:
             start, stop = options["img_slice"]
             own = stop - start == layout.counts[self._state.rank]
             changed["img_slice"] = [start, start + layout.tokens] if own else [start, stop]
+        self._copies.append((options, dict(changed), changed))
         return changed
 
 
@@ -339,10 +362,8 @@ def _dim_of(tensor: Tensor, first: int, size: int) -> int | None:
     return next((dim for dim in dims if dim < tensor.dim() and tensor.size(dim) == size), None)
 
 
-def _samples(tensor: Tensor, dim: int, replicated: int) -> Tensor:
-    """Some numbers of a tensor, float32 (32,), of its tokens behind the replicated ones."""
-    if dim >= 0 and replicated:
-        tensor = tensor.narrow(dim, replicated, tensor.size(dim) - replicated)
+def _samples(tensor: Tensor) -> Tensor:
+    """Some numbers of a tensor, float32 (32,)."""
     if not tensor.numel():
         return torch.zeros(_SAMPLES, device=tensor.device)
     flat = tensor.reshape(-1)

@@ -33,23 +33,12 @@ _LTX23 = {
     "audio_connector_num_attention_heads": 4,
     "connector_num_layers": 1,
 }
-_SD3 = {
-    "input_size": None,
-    "in_channels": 16,
-    "depth": 2,
-    "adm_in_channels": 64,
-    "context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": 64, "out_features": 128}},
-    "num_patches": 36,
-    "pos_embed_max_size": 6,
-}
 _WAN_CLASS = ("comfy.ldm.wan.model", "WanModel")
 _AV_CLASS = ("comfy.ldm.lightricks.av_model", "LTXAVModel")
 
 #: file name -> (module, class, arguments, metadata config or None)
 CHECKPOINTS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any] | None]] = {
     "tiny_wan22_i2v": (*_WAN_CLASS, {**_WAN, "in_dim": 36}, None),
-    # a picture model, which has no plan, and no wrappers around its forward
-    "tiny_sd3": ("comfy.ldm.modules.diffusionmodules.mmdit", "OpenAISignatureMMDITWrapper", _SD3, None),
     "tiny_ltxv_adaln": (
         "comfy.ldm.lightricks.model",
         "LTXVModel",

@@ -5,18 +5,16 @@ For what would be slow through a server: head counts that do not divide, five ra
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from host.family import Family
 from host.family_inputs import hunyuan, hunyuan_15, keyframes, minimax, plain, random, references, video, wan
+from host.picture_families import PICTURES
+from host.video_families import VIDEOS
 from torch import Tensor
-
-from sp_core.demo.checkpoints import random_weights
 
 _WAN = {"model_type": "t2v", "dim": 96, "ffn_dim": 64, "num_heads": 4, "num_layers": 3, "in_dim": 16, "out_dim": 16, "text_dim": 24}
 _HUNYUAN = {
@@ -77,47 +75,6 @@ def heads(arguments: dict[str, Any], count: int, head_dim: int) -> dict[str, Any
     width = "dim" if "dim" in arguments else "hidden_size"
     axes = {"axes_dim": [4, 6, head_dim - 10]} if "axes_dim" in arguments else {}
     return {**arguments, "num_heads": count, width: count * head_dim, **axes}
-
-
-def _exists(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its package is not there
-        return False
-
-
-@dataclass(frozen=True)
-class Family:
-    """A class, its arguments, and forwards by name: each a function that makes the keyword arguments anew."""
-
-    module: str
-    class_name: str
-    arguments: dict[str, Any]
-    forwards: dict[str, Callable[[], dict[str, Any]]]
-    #: arguments that are no tensors of the checkpoint: buffers with meaning
-    buffers: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
-    #: around the forward over ranks only: a patch that must not change the result
-    patched: Callable[[], AbstractContextManager[None]] = nullcontext
-
-    @property
-    def width(self) -> int:
-        """Width of the attention: all heads."""
-        if "num_attention_heads" in self.arguments:
-            return self.arguments["num_attention_heads"] * self.arguments["attention_head_dim"]
-        return next(self.arguments[name] for name in ("dim", "hidden_size", "model_dim") if name in self.arguments)
-
-    def known_to_the_host(self) -> bool:
-        return _exists(self.module) and hasattr(importlib.import_module(self.module), self.class_name)
-
-    def build(self) -> Any:
-        import comfy.ops
-
-        model_class = getattr(importlib.import_module(self.module), self.class_name)
-        model = model_class(**self.arguments, dtype=torch.float32, device="cpu", operations=comfy.ops.disable_weight_init)
-        weights = random_weights(model, 11)
-        weights |= {name: make() for name, make in self.buffers.items()}
-        model.load_state_dict(weights, assign=True)
-        return model.eval().requires_grad_(False)
 
 
 @contextmanager
@@ -298,4 +255,6 @@ FAMILIES: dict[str, Family] = {
     ),
     "HunyuanVideo, 24 heads": Family(_HUNYUAN_MODULE, "HunyuanVideo", heads(_HUNYUAN, 24, 16), {"text": hunyuan}),
     "HunyuanVideo 1.5, 16 heads": Family(_HUNYUAN_MODULE, "HunyuanVideo", heads(_HUNYUAN_15, 16, 16), {"text": hunyuan_15}),
+    **VIDEOS,
+    **PICTURES,
 }

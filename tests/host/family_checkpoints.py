@@ -75,23 +75,6 @@ _UNET = {
     "context_dim": 768,
     "legacy": False,
 }
-_FLUX = {
-    "in_channels": 16,
-    "out_channels": 16,
-    "vec_in_dim": 64,
-    "context_in_dim": 64,
-    "hidden_size": 128,
-    "mlp_ratio": 4.0,
-    "num_heads": 1,
-    "depth": 2,
-    "depth_single_blocks": 2,
-    "axes_dim": [16, 56, 56],
-    "theta": 10000,
-    "patch_size": 2,
-    "qkv_bias": True,
-    "guidance_embed": True,
-    "txt_ids_dims": [],
-}
 
 #: as CHECKPOINTS
 FAMILY_CHECKPOINTS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any] | None]] = {
@@ -112,9 +95,8 @@ FAMILY_CHECKPOINTS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any] | N
     "tiny_hunyuan": (_HUNYUAN_MODULE, "HunyuanVideo", _HUNYUAN, None),
     "tiny_hunyuan_i2v": (_HUNYUAN_MODULE, "HunyuanVideo", {**_HUNYUAN, "in_channels": 33}, None),
     "tiny_hunyuan15": (_HUNYUAN_MODULE, "HunyuanVideo", _HUNYUAN_15, None),
-    # picture models without a plan
+    # a picture model without a plan
     "tiny_unet": (_UNET_MODULE, "UNetModel", _UNET, None),
-    "tiny_flux": ("comfy.ldm.flux.model", "Flux", _FLUX, None),
     "tiny_minimax": ("comfy.ldm.minimax.model", "MiniMaxH3Model", _MINIMAX, None),
 }
 

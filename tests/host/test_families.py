@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
+import campaign
 import pytest
 from distributed.ranks import RankPool
 from host.families import FAMILIES
@@ -19,12 +20,14 @@ UNEVEN_HEADS = {
     "HunyuanVideo, 24 heads": (5,),
     "HunyuanVideo 1.5, 16 heads": (3, 5),
 }
-CASES = [
+ALL = [
     (family, name, size)
     for family, description in FAMILIES.items()
     for name in description.forwards
     for size in UNEVEN_HEADS.get(family, (2, 3, 4))
 ]
+_PLAIN = [case for case in ALL if (chosen := FAMILIES[case[0]].plain) is None or case[1:] in chosen]
+CASES = campaign.parameters(plain=_PLAIN, campaign=[case for case in ALL if case not in _PLAIN])
 TILED = [
     ("VACE", "one control"),
     ("HunyuanVideo", "text"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,32 +17,33 @@ WITHOUT_PLAN = "has no sequence plan, so only whole batch rows can be shared out
 
 @pytest.fixture(scope="module")
 def checkpoints(comfyui: Path, base: Path) -> None:
-    write_families(comfyui, base, ["tiny_unet", "tiny_flux"])
+    write_families(comfyui, base, ["tiny_unet"])
 
 
-def conditioning(branch: Branch, dim: int, pooled: int = 0, second: int = 7) -> tuple[Link, Link]:
+#: an image transformer without wrappers around its forward
+ERNIE = {"hidden_size": 96, "num_attention_heads": 6, "num_layers": 2, "ffn_hidden_size": 64, "text_in_dim": 24, "rope_axes_dim": [4, 6, 6]}
+
+
+def conditioning(branch: Branch, dim: int, second: int = 7) -> tuple[Link, Link]:
     positive, negative = text(branch, dim)
     if second != 7:
         negative = branch.add("SPTestConditioning", seed=2, tokens=second, dim=dim)[0]
-    if pooled:
-        tensors = f'{{"pooled_output": [1, {pooled}]}}'
-        positive, negative = (
-            branch.add("SPTestConditioningTensors", conditioning=wire, tensors=tensors, seed=seed)[0]
-            for seed, wire in enumerate((positive, negative), start=5)
-        )
     return positive, negative
 
 
 def case(model: str, batch: int, cfg: float, add: str = "", key: str = "", name: str = "", seed: int = 5) -> Case:
-    channels, dim, pooled = {"tiny_unet": (4, 768, 0), "tiny_flux": (16, 64, 64), "tiny_sd3": (16, 64, 64)}[model]
+    channels, dim = {"tiny_unet": (4, 768), "ernie": (128, 24)}[model]
 
     def build(branch: Branch) -> Link:
-        wire = load(branch, model)
+        if model == "ernie":
+            wire = branch.add("SPTestTinyModel", kind="ErnieImage", arguments=json.dumps(ERNIE), seed=3)[0]
+        else:
+            wire = load(branch, model)
         if key:
             wire = branch.add("SPTestWeightPatch", model=wire, key=key)[0]
         if add == "FreeU":
             wire = branch.add("FreeU_V2", model=wire, b1=1.3, b2=1.4, s1=0.9, s2=0.2)[0]
-        positive, negative = conditioning(branch, dim, pooled, second=5 if add == "unequal texts" else 7)
+        positive, negative = conditioning(branch, dim, second=5 if add == "unequal texts" else 7)
         if add == "control":
             control = branch.add("SPTestControl", positive=positive, negative=negative, channels=320)
             positive, negative = control[0], control[1]
@@ -54,28 +56,26 @@ def case(model: str, batch: int, cfg: float, add: str = "", key: str = "", name:
 
 _ATTENTION = {
     "tiny_unet": "diffusion_model.input_blocks.1.1.transformer_blocks.0.attn2.to_v.weight",
-    "tiny_flux": "diffusion_model.double_blocks.0.img_attn.qkv.weight",
-    "tiny_sd3": "diffusion_model.joint_blocks.0.x_block.attn.qkv.weight",
+    "ernie": "diffusion_model.layers.0.self_attention.to_q.weight",
 }
 SHARED = [
     ("cpu:2", case("tiny_unet", 1, 4.0), "batch rows 1 + 1, "),
     ("cpu:2", case("tiny_unet", 3, 4.0, key=_ATTENTION["tiny_unet"], name="a_patched_unet"), "batch rows 3 + 3, "),
     ("cpu:2", case("tiny_unet", 3, 4.0, "control"), "batch rows 3 + 3, "),
     ("cpu:2", case("tiny_unet", 3, 1.0), "batch rows 2 + 1, "),
-    ("cpu:2", case("tiny_flux", 1, 4.0, key=_ATTENTION["tiny_flux"], name="a_patched_flux"), "batch rows 1 + 1, "),
-    ("cpu:2", case("tiny_sd3", 3, 4.0, key=_ATTENTION["tiny_sd3"], name="a_patched_sd3"), "batch rows 3 + 3, "),
+    ("cpu:2", case("ernie", 1, 4.0, key=_ATTENTION["ernie"], name="a_patched_ernie"), "batch rows 1 + 1, "),
+    ("cpu:2", case("ernie", 3, 4.0), "batch rows 3 + 3, "),
     ("cpu:3", case("tiny_unet", 3, 4.0), "batch rows 2 + 2 + 2, "),
-    ("cpu:3", case("tiny_flux", 1, 4.0), "batch rows 1 + 1, 1 idle, "),
-    ("cpu:3", case("tiny_flux", 3, 4.0), "batch rows 2 + 2 + 2, "),
-    ("cpu:3", case("tiny_sd3", 1, 4.0), "batch rows 1 + 1, 1 idle, "),
+    ("cpu:3", case("ernie", 1, 4.0), "batch rows 1 + 1, 1 idle, "),
+    ("cpu:3", case("ernie", 3, 4.0), "batch rows 2 + 2 + 2, "),
 ]
 ALONE = [
     ("cpu:2", case("tiny_unet", 1, 1.0), "and this forward has one"),
-    ("cpu:2", case("tiny_flux", 1, 1.0), "and this forward has one"),
+    ("cpu:2", case("ernie", 1, 1.0), "and this forward has one"),
     # ComfyUI computes texts of unequal length one after another
-    ("cpu:2", case("tiny_flux", 1, 4.0, "unequal texts"), "and this forward has one"),
+    ("cpu:2", case("ernie", 1, 4.0, "unequal texts"), "and this forward has one"),
     ("cpu:2", case("tiny_unet", 1, 4.0, "FreeU"), "runs inside the model and may compare them"),
-    ("cpu:3", case("tiny_sd3", 1, 1.0), "and this forward has one"),
+    ("cpu:3", case("ernie", 1, 1.0), "and this forward has one"),
 ]
 
 

@@ -136,4 +136,7 @@ def test_what_people_are_told() -> None:
     assert RowChoice("UNetModel", (1, 1), 4).line("nccl") == f"4 devices: batch rows 1 + 1, 2 idle, nccl; {without}"
     alone = RowChoice("UNetModel", (1,), 2, "and this forward has one")
     assert alone.line("nccl") == f"2 devices: one computes all, 1 idle; {without}, and this forward has one"
+    unsplit = RowChoice("NextDiT", (1, 1), 2, unsplit="with a patch between the blocks")
+    told = "NextDiT's tokens are not split with a patch between the blocks, so only whole batch rows can be shared out"
+    assert unsplit.line("nccl") == f"2 devices: batch rows 1 + 1, nccl; {told}"
     assert RowChoice("UNetModel", (2, 1), 2).line_of_proof.startswith("2 devices: each computes all, to see whether 2 + 1 batch rows")

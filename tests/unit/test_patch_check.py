@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from sp_core.host.worker.patch_check import (
     foreign_code,
     foreign_inside,
     gets_whole_data,
+    methods_set_on,
     unknown_functions,
     wants_whole_batch,
 )
@@ -162,3 +164,13 @@ def test_trusted_code_gets_no_whole_data(patched: Any, monkeypatch: pytest.Monke
 def test_what_the_setting_means(value: str, trusts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SP_TRUST_PATCHES", value)
     assert trust_patches() is trusts
+
+
+def test_methods_that_were_set_on_a_model() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    assert methods_set_on(model) == []
+    model.append = types.MethodType(nn.Sequential.append, model)  # type: ignore[method-assign]
+    assert methods_set_on(model) == [], "its own, put back"
+    model.forward = lambda x: x  # type: ignore[method-assign, assignment]
+    model.note = lambda x: x  # type: ignore[assignment]
+    assert methods_set_on(model) == ["forward"]

@@ -76,6 +76,8 @@ WRONG_PLANS = {
     "shard": (with_blocks(shard={"video_pe": by_token(1)}), "Block.forward has no parameter video_pe"),
     "replicated": (with_blocks(replicated=Replicated("words")), "Block.forward has no parameter words"),
     "attention": (with_blocks(attentions=(Attention("video_self.inner"),)), "Attention has no inner"),
+    "heads": (with_blocks(attentions=(Attention("video_self", heads_of="inner"),)), "Attention has no inner"),
+    "parameters by place": (with_blocks(parameters=("x", "time")), "Block.forward has parameters of its own and no \\*args"),
     "attention that takes no options": (with_blocks(attentions=(Attention("video_mlp.0"),)), "Linear.forward has no parameter transf"),
     "mask": (
         with_blocks(attentions=(Attention("video_self", mask=MaskRule("mask", lambda module, host: host.guide_mask_attention)),)),
@@ -115,6 +117,11 @@ def test_parameters_that_are_taken_by_any_name_are_there() -> None:
 def test_an_unknown_kind_of_attention_is_an_error_at_import() -> None:
     with pytest.raises(ValueError, match="'from_stream' is no kind of attention; there are self, joint, replicated_queries"):
         Attention("attn", "from_stream")  # type: ignore[arg-type]
+
+
+def test_a_list_of_blocks_gathers_for_the_next_one_only() -> None:
+    with pytest.raises(ValueError, match="AudioVideoDiT: a list of blocks gathers for the next one, and behind the last there is none"):
+        with_blocks(gathers=True)
 
 
 def test_functions_that_were_not_handed_in_say_so() -> None:

@@ -7,10 +7,9 @@ import torch
 
 from sp_core.errors import SPError
 from sp_core.layout import FlatLayout, SequenceLayout, TileLayout
-from sp_core.plans.architectures.hunyuan import joint_by_token, joint_segments
 from sp_core.plans.architectures.minimax import segment
 from sp_core.plans.forward_state import ForwardState
-from sp_core.plans.shard_rules import segments
+from sp_core.plans.shard_rules import first_tokens, joint_by_token, joint_segments, segments
 
 LAYOUTS = [FlatLayout(30, 4), TileLayout((2, 5, 3), (1, 3)), TileLayout((2, 4, 3), (2, 1), prefix=3, suffix=3)]
 SEGMENTS = [(0, 4, 7), (4, 5, 2), (5, 21, 7), (21, None, 0)]
@@ -75,3 +74,23 @@ def test_parts_of_one_segment_make_it_whole() -> None:
 def test_one_segment_needs_a_flat_layout() -> None:
     with pytest.raises(SPError, match="can only be shared flat"):
         segment((0, 4, 0), state_of(LAYOUTS[1], 0))
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_replicated_tokens_may_stand_behind(rank: int) -> None:
+    layout = LAYOUTS[0]
+    state = state_of(layout, rank, 4)
+    state.replicated_behind = True
+    table = torch.arange(34).reshape(1, 1, 34, 1)
+    part = joint_by_token(2)(table, state)
+    own = torch.arange(30)[layout.indices(rank)]
+    assert part.flatten().tolist() == [*own.tolist(), 30, 31, 32, 33]
+    text, stream = state.parted(part, 2, 4)
+    assert text.flatten().tolist() == [30, 31, 32, 33] and torch.equal(state.together(text, stream, 2), part)
+
+
+def test_first_tokens() -> None:
+    counts = [first_tokens(19, state_of(LAYOUTS[0], rank)) for rank in range(4)]
+    assert counts == [8, 8, 3, 0] and sum(counts) == 19
+    with pytest.raises(SPError, match="leave the layout of SP Model Patch at auto or flat"):
+        first_tokens(19, state_of(LAYOUTS[1], 0))

@@ -13,7 +13,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 
 from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees
-from ...plans import plan_of
+from ...plans import plan_of, plan_without
 from ...pool.devices import WorkerDevice
 from .. import comfy_api
 from ..block_skips import leaves_out_its_block
@@ -212,9 +212,9 @@ def make_sp_patcher(
     own_class = backup.get(CLASS, type(local))
     local_class = source.object_patches.get(CLASS, own_class)
     plan = plan_of(local_class, own_class)
-    if not plan.splits_tokens and (_FORWARD in source.object_patches or _has_forward(local)):
-        # another node's forward stands in the place of the class's, around all of it
-        plan = replace(plan, forward="forward")
+    if not plan.strict and (_FORWARD in source.object_patches or _has_forward(local)):
+        # another node's forward stands in the place of the class's, around all of it, and no plan knows what it does
+        plan = replace(plan_without(local_class), forward="forward")
     if _wants_compiling(source):
         log_dropped()
     comfy_api.off_the_device(source)

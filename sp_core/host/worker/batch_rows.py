@@ -1,4 +1,4 @@
-"""Batch rows of a forward whose model has no plan: which rank computes which, and what of a call belongs to them. Pure functions.
+"""Batch rows of a forward whose tokens are not split: which rank computes which, and what of a call belongs to them. Pure functions.
 
 A batch row is one latent with one conditioning. A model gets them as dim 0 of its tensors: the latents of the first conditioning,
 then those of the next. Where it is not plain what belongs to which row, the rows stay together.
@@ -35,12 +35,14 @@ class RowChoice:
     """Who computes which batch rows of a forward: ``counts`` rows each, in the order of the ranks; ``devices`` there are.
 
     ``why``: the reason for which one rank computes all, in words that follow "... can be shared out"; "" where several do.
+    ``unsplit``: why tokens are not split although there is a plan, in words that follow "tokens are not split "; "" without a plan.
     """
 
     architecture: str
     counts: tuple[int, ...]
     devices: int
     why: str = ""
+    unsplit: str = ""
 
     def line(self, transport: str) -> str:
         """For people: "2 devices: batch rows 1 + 1, nccl; UNetModel has no sequence plan, so ..."."""
@@ -58,6 +60,8 @@ class RowChoice:
 
     @property
     def without_plan(self) -> str:
+        if self.unsplit:
+            return f"{self.architecture}'s tokens are not split {self.unsplit}, so only whole batch rows can be shared out"
         return f"{self.architecture} has no sequence plan, so only whole batch rows can be shared out"
 
 

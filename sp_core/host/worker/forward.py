@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten
 
 from ...parallel.groups import ParallelGroups
 from ...plans.engine import Engine, EnterBlock
-from ...plans.forward_state import ForwardState
+from ...plans.forward_state import Escaped, ForwardState
 from ...plans.probing import Contents, Probing
 from ..block_skips import SKIPPED, put_skips
 from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, LATE_FORWARDS
@@ -52,7 +52,14 @@ def _settled(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, ente
     contents = Contents(call.named, call.extra, call.options)
     while True:
         probing = _probing(model, call, groups)
-        output, state = _attempt(model, call, groups, enter_block, probing)
+        try:
+            output, state = _attempt(model, call, groups, enter_block, probing)
+        except Escaped as escaped:
+            # on all ranks at the same place, for they run the same code
+            if model.plan.strict:
+                raise
+            contents.put_back()
+            return _whole(model, call, enter_block, str(escaped))
         differing = probing.settle() if probing is not None else []
         if not differing:
             return output, state
@@ -100,15 +107,22 @@ def _probing(model: LoadedModel, call: ForwardCall, groups: ParallelGroups) -> P
 
 def _run_alone(model: LoadedModel, call: ForwardCall, enter_block: EnterBlock) -> tuple[Any, ForwardState]:
     """A forward of which nothing is shared out, on the one rank that computes it."""
+    with late_forwards(model.diffusion_model, call.options):
+        return _whole(model, call, enter_block)
+
+
+def _whole(model: LoadedModel, call: ForwardCall, enter_block: EnterBlock, escaped: str = "") -> tuple[Any, ForwardState]:
+    """A forward with nothing of this extension in it. ``escaped``: what could not be shared out."""
     blocks = model.plan.blocks_of(model.diffusion_model)
     with contextlib.ExitStack() as undo:
-        undo.enter_context(late_forwards(model.diffusion_model, call.options))
         for index, block in enumerate(blocks):
             hook = functools.partial(_enter, enter_block, index, len(blocks))
             undo.callback(block.register_forward_pre_hook(hook).remove)
         options = put_skips(transformer_options(model.patcher, call.options))
         output = call.on(model.diffusion_model, options)
-    return output, ForwardState(0, 1)
+    state = ForwardState(0, 1)
+    state.escaped = escaped
+    return output, state
 
 
 def _enter(enter_block: EnterBlock, index: int, count: int, *_: Any) -> None:

@@ -158,6 +158,12 @@ def check_patches(patcher: Any) -> None:
             )
 
 
+def methods_set_on(model: nn.Module) -> list[str]:
+    """Methods of a model's class in whose place somebody has set a function on the model, without ComfyUI's knowledge."""
+    placed = {name: value for name, value in vars(model).items() if callable(value) and callable(getattr(type(model), name, None))}
+    return [name for name, value in placed.items() if getattr(value, "__func__", None) is not getattr(type(model), name)]
+
+
 def _parts_apart(place: str, function: Any) -> bool:
     known = _known(place, function)
     return known is not None and known.parts_apart

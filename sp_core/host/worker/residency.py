@@ -47,6 +47,8 @@ class LoadedModel:
     plan: SequencePlan
     #: name of a pack's class that computes in the place of the model's, so that the forward cannot be shared out
     alone: str | None = None
+    #: why its tokens are never split although there is a plan, see ``why_unsplit``
+    unsplit: str = ""
     #: the sampling run that has begun with this model on this rank, and is not over
     run: int | None = None
     #: what this run has found out about code of other packs; None outside of a run

@@ -1,4 +1,4 @@
-"""Runs one forward of a model without a plan: each rank computes some of the batch rows, or the first rank all of them.
+"""Runs one forward whose tokens are not split: each rank computes some of the batch rows, or the first rank all of them.
 
 That a model keeps its batch rows apart is proven, not assumed. Every rank that is to have rows computes the first forward of each
 kind whole, whose output is ComfyUI's. Later forwards of this kind are shared out if three things hold on all of these ranks:
@@ -63,8 +63,25 @@ class RowResult:
     told: str
 
 
-def row_choice(model: LoadedModel, call: ForwardCall, world_size: int) -> RowChoice:
-    """Who computes which rows, as far as it follows from facts that all ranks have."""
+def why_unsplit(model: LoadedModel, call: ForwardCall) -> str:
+    """Why tokens of this forward are not split although its model has a plan; "" where they are, and without a plan."""
+    plan, requested = model.plan, call.requested
+    if not plan.splits_tokens or model.alone is not None:
+        return ""
+    if not plan.strict and (requested.ring or 1) > 1 and any(attention.kind == "joint" for attention in plan.attentions):
+        return "in a ring, which SP Model Patch was asked for and text in the attention does not allow"
+    if not plan.strict and requested.layout == "tiles" and plan.tiles is None:
+        return "in tiles, which SP Model Patch was asked for"
+    options = transformer_options(model.patcher, call.options)
+    return model.unsplit or plan.rows_where({**call.named, **call.extra, "transformer_options": options})
+
+
+def row_choice(model: LoadedModel, call: ForwardCall, world_size: int, unsplit: str = "") -> RowChoice:
+    """Who computes which rows, as far as it follows from facts that all ranks have.
+
+    Args:
+        unsplit: what :func:`why_unsplit` says.
+    """
     architecture, rows = model.plan.architecture, call.x.size(0)
     options, counts = transformer_options(model.patcher, call.options), row_counts(rows, world_size)
     if model.alone is not None:
@@ -73,7 +90,7 @@ def row_choice(model: LoadedModel, call: ForwardCall, world_size: int) -> RowCho
         why = "which cfg_split = 1 of SP Model Patch forbids"
     else:
         why = why_together(call, options, counts) or _foreign(model, call)
-    return RowChoice(architecture, (rows,) if why else counts, world_size, why)
+    return RowChoice(architecture, (rows,) if why else counts, world_size, why, unsplit)
 
 
 def _foreign(model: LoadedModel, call: ForwardCall) -> str:

@@ -18,7 +18,7 @@ from ...parallel.groups import ParallelGroups, ParallelGroupsCache
 from ...parallel.rates import measure_rates
 from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees
-from ...plans import code_of_packs, plan_of, validate
+from ...plans import SequencePlan, code_of_packs, plan_of, plan_without, validate
 from ...plans.forward_state import ForwardState
 from ...plans.shape import token_count
 from ...pool.protocol import GROUP_TIMEOUT, FromEachRank
@@ -33,10 +33,10 @@ from .decide import Decider
 from .digest import digests_of_all_ranks, vae_of_all_ranks
 from .forward import run_forward
 from .forward_call import ForwardCall
-from .patch_check import check_patches, gets_whole_data
+from .patch_check import check_patches, gets_whole_data, methods_set_on
 from .replay import GraphReplay
 from .residency import LoadedModel, Residency
-from .row_forward import row_choice, run_rows
+from .row_forward import row_choice, run_rows, why_unsplit
 from .uncompiled import uncompile
 from .verify import check_ranks_agree
 
@@ -92,8 +92,9 @@ class HostService:
         model = self._residency[body["key"]]
         objects = None if body["objects"] is None else from_wire(body["objects"])
         call = self._arrivals.complete(ForwardCall.from_body(body), objects, model)
-        if not model.plan.splits_tokens:
-            return self._forward_of_rows(model, call, body["run"])
+        unsplit = why_unsplit(model, call)
+        if unsplit or not model.plan.splits_tokens:
+            return self._forward_of_rows(model, call, body["run"], unsplit)
         if model.shape is not None:
             qkv = 3 * token_count(model.diffusion_model, call.x) * model.shape.width * model.shape.itemsize
             self._exchange_bytes = qkv // self.context.world_size
@@ -111,9 +112,9 @@ class HostService:
         decision = choice.line(state.describe(), groups.sequence.all_ranks.name) + told_of(model, state)
         return self._reply(output, self._stats(decision, groups, state))
 
-    def _forward_of_rows(self, model: LoadedModel, call: ForwardCall, run: int | None) -> dict[str, Any]:
-        """A forward of a model without a plan."""
-        choice = row_choice(model, call, self.context.world_size)
+    def _forward_of_rows(self, model: LoadedModel, call: ForwardCall, run: int | None, unsplit: str) -> dict[str, Any]:
+        """A forward of a model without a plan, or one that its plan does not split."""
+        choice = row_choice(model, call, self.context.world_size, unsplit)
         groups = self._groups.build(Degrees(1, 1, len(choice.counts)))
         if groups is None:
             return {}  # this rank stays idle
@@ -232,7 +233,8 @@ class HostService:
 def told_of(model: LoadedModel, state: ForwardState) -> str:
     """What else people are told of how a forward was shared out."""
     alone = f"; nothing beside the exchange of {' and '.join(state.alone)}" if state.alone else ""
-    return alone + ("" if model.alone is None else computed_alone(model.alone))
+    escaped = f"; not split, as {state.escaped}" if state.escaped else ""
+    return alone + escaped + ("" if model.alone is None else computed_alone(model.alone))
 
 
 def computed_alone(name: str) -> str:
@@ -254,8 +256,21 @@ def _checked(patcher: Any, architecture: str) -> LoadedModel:
     plan = plan_of(kind, own)
     if plan.architecture != architecture:
         raise SPError(f"the workers made a {plan.architecture} from the graph, ComfyUI's process a {architecture}")
-    validate(plan, inner, f"ComfyUI {comfy_api.version()}")
-    model = LoadedModel(patcher, plan, code_of_packs(plan, inner, kind))
-    if plan.splits_tokens:
-        check_patches(patcher)
-    return model
+    why = _misfit(patcher, plan)
+    if why is not None and (plan.strict or not plan.splits_tokens):
+        raise why
+    replaced = [] if plan.strict else methods_set_on(inner)
+    unsplit = f"here (a node replaced the model's own {', '.join(replaced)})" if replaced else ""
+    alone = code_of_packs(plan if why is None else plan_without(kind), inner, kind)
+    return LoadedModel(patcher, plan, alone, unsplit if why is None else f"here ({why})")
+
+
+def _misfit(patcher: Any, plan: SequencePlan) -> SPError | None:
+    """Why a plan does not fit the model as it is here, with its patches; None where it fits, and without a plan."""
+    try:
+        validate(plan, patcher.model.diffusion_model, f"ComfyUI {comfy_api.version()}")
+        if plan.splits_tokens:
+            check_patches(patcher)
+    except SPError as why:
+        return why
+    return None

@@ -7,36 +7,18 @@ drops it ahead of the last layer, so with one the tokens are gathered before tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-import torch
 from torch import nn
 
 from ...errors import SPError
 from ...layout import SequenceLayout, TileLayout
-from ..forward_state import ForwardState, ShardRule
 from ..plan import Attention, Blocks, HookPoint, Replicated, SequencePlan
-from ..shard_rules import Segment, as_segments, segment_rows, segments
+from ..shard_rules import joint_by_token, joint_segments, segments
 
 _JOINT = Attention(kind="joint")
-
-
-def joint_by_token(dim: int = 1) -> ShardRule:
-    """For a tensor with one entry a token along ``dim``: first those of the replicated tokens, which stay, then the stream's."""
-
-    def shard(value: Any, state: ForwardState) -> Any:
-        text, own = value.tensor_split((state.replicated_tokens,), dim)
-        return torch.cat([text, state.shard(own, dim)], dim)
-
-    return shard
-
-
-def joint_segments(value: Sequence[Segment], state: ForwardState) -> list[Segment]:
-    """As :func:`segments`, for segments that also count the replicated tokens, which stand first."""
-    rows = segment_rows(value, state.replicated_tokens + state.layout.tokens)
-    return as_segments(joint_by_token(0)(rows, state))
 
 
 def _has_reference(inputs: Mapping[str, Any]) -> bool:
@@ -53,6 +35,7 @@ def _tiles(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_si
 
 HUNYUAN_VIDEO = SequencePlan(
     architecture="HunyuanVideo",
+    strict=True,
     title="HunyuanVideo / 1.5",
     covers="text and image to video, token replace, reference latents, ControlNet; models built like it",
     # pe: (B, 1, N + T, D / 2, 2, 2), the N text tokens first; modulation_dims: (start, stop, row), in single blocks of [text | video]

@@ -41,6 +41,7 @@ _ATTENTION = Attention("attn", mask=MaskRule("conditioning", _attend_in_frames))
 
 LONGCAT_VIDEO = SequencePlan(
     architecture="LongCatVideoModel",
+    strict=True,
     title="LongCat-Video",
     covers="text and image to video, continuation, cached conditioning frames; this extension brings the model along",
     # e: (B, 1 or F, E); freqs: (1, T, 1, D / 2, 2, 2)

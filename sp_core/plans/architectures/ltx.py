@@ -35,6 +35,7 @@ _SELF = Attention("attn1", skipped=_stg, mask=MaskRule("mask", _guide_attention,
 
 LTXV = SequencePlan(
     architecture="LTXVModel",
+    strict=True,
     title="LTX-Video",
     covers="text and image to video, guides and keyframes, masks",
     # timestep: (B, 1 or T, 6 C); pe: (table (B, T, H, D / 2, 2, 2), flag)
@@ -53,6 +54,7 @@ _AV_SHARD = {
 
 LTXAV = SequencePlan(
     architecture="LTXAVModel",
+    strict=True,
     title="LTX-2 / 2.3",
     covers="with and without audio, guides and keyframes, masks",
     blocks=(Blocks("transformer_blocks", "x", (_SELF, Attention("video_to_audio_attn", "replicated_queries")), _AV_SHARD, stream_item=0),),

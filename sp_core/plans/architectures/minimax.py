@@ -60,6 +60,7 @@ def _without_layout(payload: dict[str, Any]) -> dict[str, Any]:
 
 MINIMAX_H3 = SequencePlan(
     architecture="MiniMaxH3Model",
+    strict=True,
     title="MiniMax H3",
     covers="text to video with sound, keyframes, references",
     # x: (T, C); mod_segments: (start, stop, row); rope_freqs: (1, T, 1, D / 2, 2, 2)

@@ -32,6 +32,7 @@ def _layout(model: nn.Module, arguments: Mapping[str, Any], tokens: int, world_s
 
 WAN = SequencePlan(
     architecture="WanModel",
+    strict=True,
     title="Wan 2.1 / 2.2",
     covers="text to video, image to video with and without CLIP vision, first and last frame, per-frame timesteps as in Wan 2.2 5B, "
     "reference latents",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 #: what stands in these entries is seen in other ways: functions that run inside the model
@@ -96,6 +96,16 @@ class WatchedOptions(dict[str, Any]):
     def update(self, *others: Any, **values: Any) -> None:
         self.written.update(dict(*others, **values))
         super().update(*others, **values)
+
+
+def tell_back(before: Mapping[str, Any], now: dict[str, Any], original: dict[str, Any], but: Iterable[str] = ()) -> None:
+    """Write into ``original`` what was changed in ``now``, a copy of it, since it was ``before``. ``but``: entries of the copy alone."""
+    entries = dict(dict.items(now))
+    for key in {*before, *entries} - {*but}:
+        if key not in entries:
+            original.pop(key, None)
+        elif key not in before or entries[key] is not before[key]:
+            original[key] = entries[key]
 
 
 def each_options(value: Any, is_options: Callable[[Any], bool], change: Callable[[dict[str, Any]], Any]) -> Any:
