@@ -78,7 +78,7 @@ WRONG_PLANS = {
     "attention": (with_blocks(attentions=(Attention("video_self.inner"),)), "Attention has no inner"),
     "attention that takes no options": (with_blocks(attentions=(Attention("video_mlp.0"),)), "Linear.forward has no parameter transf"),
     "mask": (
-        with_blocks(attentions=(Attention("video_self", mask=MaskRule("mask", lambda module, host: host.guide_mask_attention)),)),
+        with_blocks(attentions=(Attention("video_self", mask=MaskRule("mask", "mask", lambda module, host: host.guide_mask_attention)),)),
         "Attention.forward has no parameter mask",
     ),
     "no list": (replace(REFERENCE, blocks=(Blocks("video_head", "x", ()),)), "video_head of AudioVideoDiT is no list of blocks"),
