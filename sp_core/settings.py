@@ -11,6 +11,7 @@ import os
 #: names of the variables, for messages
 STALL_TIMEOUT = "SP_TIMEOUT_S"
 START_TIMEOUT = "SP_START_TIMEOUT_S"
+COMPILE_TIMEOUT = "SP_COMPILE_TIMEOUT_S"
 LOG_LEVEL = "SP_LOG_LEVEL"
 NO_EXTENSIONS = "SP_NO_EXT"
 VERIFY_RANKS = "SP_VERIFY_RANKS"
@@ -21,6 +22,8 @@ HEAD_GROUPS = "SP_HEAD_GROUPS"
 #: compiling a kernel or reading a large model from a slow disk takes minutes, never ten
 DEFAULT_STALL_TIMEOUT_S = 600.0
 DEFAULT_START_TIMEOUT_S = 180.0
+#: max-autotune tries every kernel
+DEFAULT_COMPILE_TIMEOUT_S = 3600.0
 DEFAULT_LOG_LEVEL = "INFO"
 
 
@@ -32,6 +35,11 @@ def stall_timeout_s() -> float:
 def start_timeout_s() -> float:
     """Seconds that the workers have to start and join; the default where the variable is no number."""
     return _seconds(START_TIMEOUT, DEFAULT_START_TIMEOUT_S)
+
+
+def compile_timeout_s() -> float:
+    """Seconds that torch.compile may take for one graph; the default where the variable is no number."""
+    return _seconds(COMPILE_TIMEOUT, DEFAULT_COMPILE_TIMEOUT_S)
 
 
 def log_level() -> str:

@@ -1,4 +1,6 @@
-"""Exchanges as operators of torch, for a compiled model without a break in its graph; no model is compiled yet, only tests use it.
+"""Exchanges as operators of torch, for code of one's own that is compiled without a break in its graph.
+
+Models of ComfyUI have a coarser operator, of a whole attention with its exchanges: :mod:`sp_core.attention.operators`.
 
 :func:`traceable` wraps a transport; its calls are the operators ``sequence_parallel::scatter_heads``, ``::gather_heads`` and
 ``::all_gather_tokens``. Output shapes follow from the arguments alone, for even and uneven shards.

@@ -1,18 +1,20 @@
-"""Models and parts of models that torch.compile made, and what it made them of.
+"""Models and parts of models that torch.compile made: what it made them of, and what was asked of it.
 
-Compiling is a wish that changes nothing of what is computed. It is dropped on several devices: the compiled model would
-compute in ComfyUI's process, and a compiled block would pass by the hooks that share the tokens out.
+What a node compiled computes in no process: in ComfyUI's there is no model, and in the workers a compiled block would pass by the
+hooks that share the tokens out. Its wish is granted in another way: the workers compile the blocks (:mod:`.worker.compiling`).
 """
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Mapping
 from typing import Any
-
-log = logging.getLogger(__name__)
 
 #: ComfyUI's compile node, and those of packs that follow it, compile by a wrapper under this key
 COMPILE_KEY = "torch.compile"
+#: and leave here, in the options of the MODEL, what they asked of torch.compile
+COMPILE_ARGUMENTS = "torch_compile_kwargs"
+#: transformer option by which a node behind SP Model Patch asks the workers: plain data, see :func:`plain_wish`
+WISH = "sp_compile"
 
 
 def original(value: Any) -> Any:
@@ -27,5 +29,37 @@ def is_compiled(value: Any) -> bool:
     return original(value) is not value
 
 
-def log_dropped() -> None:
-    log.info("SP: torch.compile is not used on several devices yet, so what is compiled of the model runs uncompiled")
+def plain_wish(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Arguments of ``torch.compile`` as plain data; what is a function, such as a filter of guards, is left out.
+
+    A backend that is a function has its name, which torch knows by that, or nobody.
+    """
+    arguments = arguments or {}
+    backend = arguments.get("backend") or "inductor"
+    options = arguments.get("options") or {}
+    return {
+        "backend": backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__),
+        "mode": arguments.get("mode"),
+        "dynamic": arguments.get("dynamic"),
+        "fullgraph": bool(arguments.get("fullgraph")),
+        "options": {name: value for name, value in options.items() if isinstance(value, (bool, int, float, str))},
+    }
+
+
+def asked_for(value: Any) -> dict[str, Any]:
+    """What was asked of ``torch.compile`` when it made ``value``, as :func:`plain_wish`, as far as the value tells."""
+    context = getattr(value, "dynamo_ctx", None)
+    backend = getattr(context, "callback", None)
+    while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+        backend = inner
+    given = getattr(backend, "kwargs", {})
+    return plain_wish(
+        {
+            "backend": getattr(backend, "compiler_name", None),
+            "mode": given.get("mode"),
+            "dynamic": getattr(backend, "dynamic", None),
+            "fullgraph": getattr(context, "fullgraph", False),
+            # of inductor, a mode is a name for some options
+            "options": getattr(backend, "config", None) or given.get("options"),
+        }
+    )

@@ -22,6 +22,7 @@ from ..comm import Transport
 from ..errors import SPError
 from ..layout import FlatLayout, SequenceLayout
 from .arguments import Arguments, parameter_names
+from .compiled_blocks import CompiledBlock, Compiler
 from .forward_state import Escaped, ForwardState, ShardRule
 from .host_functions import HostFunctions
 from .override import OVERRIDE, HeldMask, mark
@@ -57,6 +58,7 @@ class Engine:
         host: ComfyUI's attention functions, for plans and calls that need them.
         foreign: code of other packs inside the model, which gets whole data.
         probing: probes that code, so that it is shared out where that gives the same; None where it gets whole data in any case.
+        compiler: compiles the blocks; None where they run as they are.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Engine:
         host: HostFunctions | None = None,
         foreign: Foreign | None = None,
         probing: Probing | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
         self.plan = plan
         self.sequence = SequenceGroup.flat(sequence) if isinstance(sequence, Transport) else sequence
@@ -77,6 +80,7 @@ class Engine:
         self._wanted, self._inputs = layout, inputs or {}
         self._host = host or HostFunctions()
         self._foreign, self._probing = foreign or Foreign(), probing
+        self._compiler = compiler
 
     @contextlib.contextmanager
     def installed(self, model: nn.Module) -> Iterator[ForwardState]:
@@ -202,9 +206,14 @@ class Engine:
             return None
 
         undo.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
-        for attention in blocks.attentions:
-            where = f"{attention.module or 'attention'} of block {index}"
-            self._hook_attention(block.get_submodule(attention.module), attention, where, state, undo)
+        where = [f"{attention.module or 'attention'} of block {index}" for attention in blocks.attentions]
+        if self._compiler is None:
+            self._hook_attentions(block, blocks, where, state, undo)
+        else:
+            # hooks at its attentions only where a call of the block is not compiled
+            hook = functools.partial(self._hook_attentions, block, blocks, where, state)
+            compiled = CompiledBlock(block, blocks, where, state, self.sequence, self._host, self._compiler, hook)
+            _put(block, "forward", compiled, undo)
         undo.callback(block.register_forward_hook(after, with_kwargs=True).remove)
 
     def _split(self, model: nn.Module, blocks: Blocks, call: Arguments, state: ForwardState) -> None:
@@ -245,6 +254,10 @@ class Engine:
         layout = choose(model, arguments, tokens, world_size)
         # a grid can be too small for as many tiles as ranks where its tokens are still enough for all
         return flat if 0 in layout.counts and not plan.only_tiles else layout
+
+    def _hook_attentions(self, block: nn.Module, blocks: Blocks, where: list[str], state: ForwardState, undo: contextlib.ExitStack) -> None:
+        for attention, at in zip(blocks.attentions, where, strict=True):
+            self._hook_attention(block.get_submodule(attention.module), attention, at, state, undo)
 
     def _hook_attention(self, module: nn.Module, attention: Attention, where: str, state: ForwardState, undo: contextlib.ExitStack) -> None:
         names = parameter_names(type(module).forward)

@@ -71,6 +71,8 @@ class ForwardState:
         self.alone: list[str] = []
         #: what attended to its own part only, where the forward was computed again for that, without a plan
         self.escaped = ""
+        #: why blocks were not compiled although the user asked for it -> how many calls of blocks
+        self.uncompiled: dict[str, int] = {}
         #: probes code of other packs; None where all of it gets whole data
         self.probing: Probing | None = None
         #: code of other packs is taken to keep everything apart, whatever it does; for tests
@@ -179,6 +181,10 @@ class ForwardState:
         """An attention exchanged all its heads at once, with nothing beside it; ``what`` says which, and why."""
         if what not in self.alone:
             self.alone.append(what)
+
+    def note_uncompiled(self, why: str) -> None:
+        """A call of a block was not compiled."""
+        self.uncompiled[why] = self.uncompiled.get(why, 0) + 1
 
     def note_verdict(self, verdict: Verdict) -> None:
         """A call of code was its probe, on whole data."""

@@ -15,6 +15,10 @@ def _not_handed_in(*args: Any, **kwargs: Any) -> Tensor:
     raise SPError("an attention of ComfyUI was needed, but the engine was made without ComfyUI's functions (HostFunctions)")
 
 
+def _nothing_named(name: str) -> Callable[..., Tensor]:
+    raise SPError(f"the attention '{name}' of ComfyUI was needed, but the engine was made without ComfyUI's functions (HostFunctions)")
+
+
 def _never_swapped() -> bool:
     return False
 
@@ -27,5 +31,7 @@ class HostFunctions:
     optimized_attention: Callable[..., Tensor] = _not_handed_in
     #: LTX: (q, k, v, heads, mask, attn_precision, transformer_options) -> out, for a mask object that speaks of guide frames
     guide_mask_attention: Callable[..., Tensor] = _not_handed_in
+    #: the attention function that ComfyUI has by this name, as it is inside ComfyUI's wrapper for overrides
+    named: Callable[[str], Callable[..., Tensor]] = _nothing_named
     #: another function has taken the place of ComfyUI's attention since this object was made
     is_swapped: Callable[[], bool] = _never_swapped

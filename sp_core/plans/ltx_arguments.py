@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -50,11 +51,12 @@ def compressed_timestep(value: Any, state: ForwardState) -> Any:
     if rows * value.patches_per_frame != tokens:
         raise SPError(f"{rows} frames of {value.patches_per_frame} tokens do not make the {tokens} tokens of the sequence")
     frames = state.layout.shard(torch.arange(tokens) // value.patches_per_frame, state.rank, 0)
-    return _frame_indexed(type(value))(value, frames.to(value.data.device))
+    return _frame_indexed(type(value))(value, frames.to(value.data.device))  # type: ignore[arg-type]
 
 
+@functools.cache
 def _frame_indexed(base: type) -> type:
-    """A CompressedTimestep that keeps one row a frame and looks rows up by token.
+    """A CompressedTimestep that keeps one row a frame and looks rows up by token. Made once, for another class is another graph to torch.
 
     If the rows were expanded before they are sharded, every token's rows would be held for the length
     of the forward (72 KB a token for LTX-2). This class expands one parameter at a time, as its base does.

@@ -63,6 +63,8 @@ class MaskRule:
 
     #: parameter of the attention module that holds the mask
     parameter: str
+    #: parameter of the block that holds it
+    of_block: str
     #: (attention module, ComfyUI's functions) -> the attention that understands the mask:
     #: (q, k, v, heads, mask, attn_precision, transformer_options) -> out, all with all T tokens
     attention: Callable[[nn.Module, HostFunctions], Callable[..., Tensor]]

@@ -105,12 +105,17 @@ class Request:
     def _refuse_standstill(self) -> None:
         """A rank that stands still is an error, which names the ranks that the others wait for."""
         states = {rank: self._shared_state.ranks[rank] for rank in self.late}
-        behind = [rank for rank, state in states.items() if state.phase is Phase.STARTING]
         limit, variable = settings.stall_timeout_s(), settings.STALL_TIMEOUT
-        if behind:
-            # The worker imports ComfyUI and its custom nodes in one long step.
-            limit, variable = max(limit, settings.start_timeout_s()), settings.START_TIMEOUT
-        else:
+        behind: list[int] = []
+        # importing ComfyUI and its custom nodes is one long step, compiling a graph another
+        for phase, longer, name in (
+            (Phase.STARTING, settings.start_timeout_s(), settings.START_TIMEOUT),
+            (Phase.COMPILING, settings.compile_timeout_s(), settings.COMPILE_TIMEOUT),
+        ):
+            if behind := [rank for rank, state in states.items() if state.phase is phase]:
+                limit, variable = max(limit, longer), name
+                break
+        if not behind:
             lowest = min(state.collective_seq for state in states.values())
             behind = [rank for rank, state in states.items() if state.collective_seq == lowest]
         if time.monotonic() - self._moved <= limit:

@@ -26,11 +26,12 @@ class Phase(IntEnum):
     IDLE = 1
     REPLAYING = 2
     LOADING = 3
-    COMPUTING = 4
+    COMPILING = 4
+    COMPUTING = 5
 
     @property
     def text(self) -> str:
-        return ("starting", "idle", "running the graph", "loading weights", "computing")[self]
+        return ("starting", "idle", "running the graph", "loading weights", "compiling", "computing")[self]
 
 
 class Header(ctypes.Structure):

@@ -222,25 +222,6 @@ def test_a_guider_whose_wrapper_cannot_travel(server: ComfyServer) -> None:
 
 
 @pytest.mark.parametrize("side", ["before", "behind"])
-def test_the_wish_to_compile_is_dropped(server: ComfyServer, side: str) -> None:
-    """The stock branch is not compiled: that would take a compiler and a minute, and change nothing."""
-
-    def case(branch: Branch) -> Link:
-        model = load(branch, "tiny_wan_t2v")
-        compiled = {} if branch.devices is None else {"backend": "inductor"}
-        if compiled and side == "before":
-            model = branch.add("TorchCompileModel", model=model, **compiled)[0]
-        model = branch.patch(model)
-        if compiled and side == "behind":
-            model = branch.add("TorchCompileModel", model=model, **compiled)[0]
-        return on_wan(branch, model)
-
-    since = len(server.log())
-    compare(server, named(f"compiled_{side}", case), DEVICES)
-    assert "compil" in server.log(since), "nobody says that the model is not compiled"
-
-
-@pytest.mark.parametrize("side", ["before", "behind"])
 def test_a_block_that_is_compiled(server: ComfyServer, side: str) -> None:
     # the compiled block stays in the model that branches share, and LoRA loaders find no weights by their names in it
     copy_checkpoint(server, "tiny_wan_compiled")

@@ -1,4 +1,4 @@
-"""What torch.compile made is taken out of a model again."""
+"""What torch.compile made is taken out of a model again, and what was asked of it is kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sp_core.host.compiled import is_compiled, original
+from sp_core.host.compiled import COMPILE_ARGUMENTS, COMPILE_KEY, asked_for, is_compiled, original, plain_wish
 from sp_core.host.worker.uncompiled import uncompile
 
 
@@ -24,6 +24,9 @@ class Patcher:
         self.model = model
         self.object_patches: dict[str, Any] = {}
         self.object_patches_backup: dict[str, Any] = {}
+        self.wrappers: dict[str, Any] = {}
+        self.model_options: dict[str, Any] = {}
+        self.attachments: dict[str, Any] = {}
 
 
 @pytest.fixture
@@ -58,7 +61,8 @@ def test_object_patches(patcher: Patcher) -> None:
     inner = patcher.model.diffusion_model
     other = nn.Linear(2, 2)
     patcher.object_patches = {"diffusion_model.0": compiled(inner[0]), "diffusion_model.2": compiled(other), "diffusion_model.1": other}
-    uncompile(patcher)
+    for _ in ("first load", "second load"):
+        assert uncompile(patcher) == plain_wish({"backend": "eager"})
     assert patcher.object_patches == {"diffusion_model.2": other, "diffusion_model.1": other}
 
 
@@ -69,8 +73,42 @@ def test_parts_that_a_node_put_in_place(patcher: Patcher) -> None:
     whole[1].forward = compiled(whole[1].forward)
     last.compile(backend="eager")
     patcher.model.diffusion_model = compiled(whole)
-    uncompile(patcher)
+    assert uncompile(patcher) == plain_wish({"backend": "eager"})
     assert patcher.model.diffusion_model is whole
     assert whole[0] is first
     assert "forward" not in whole[1].__dict__
     assert last._compiled_call_impl is None
+
+
+def test_what_a_wrapper_asks_for(patcher: Patcher) -> None:
+    assert uncompile(patcher) is None
+    patcher.model_options[COMPILE_ARGUMENTS] = {"backend": "inductor", "dynamic": True}
+    assert uncompile(patcher) is None, "a node that is no longer there"
+    patcher.wrappers["apply_model"] = {COMPILE_KEY: [lambda executor: None]}
+    assert uncompile(patcher) == plain_wish({"dynamic": True})
+
+
+def a_backend(graph: Any, inputs: Any) -> Any:
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, {}),
+        ({"mode": "max-autotune", "dynamic": True}, {"mode": "max-autotune", "dynamic": True}),
+        (
+            {"fullgraph": True, "options": {"max_autotune": True, "guard_filter_fn": len}},
+            {"fullgraph": True, "options": {"max_autotune": True}},
+        ),
+        ({"backend": a_backend}, {"backend": "a_backend"}),
+    ],
+)
+def test_arguments_as_plain_data(arguments: dict[str, Any], expected: dict[str, Any]) -> None:
+    nothing = {"backend": "inductor", "mode": None, "dynamic": None, "fullgraph": False, "options": {}}
+    assert plain_wish(arguments) == nothing | expected
+
+
+@pytest.mark.parametrize("arguments", [{"backend": "aot_eager", "dynamic": False, "fullgraph": True}, {"options": {"max_autotune": True}}])
+def test_what_was_asked_is_read_from_what_was_made(arguments: dict[str, Any]) -> None:
+    assert asked_for(torch.compile(Block(), **arguments)) == plain_wish(arguments)

@@ -80,7 +80,7 @@ WRONG_PLANS = {
     "parameters by place": (with_blocks(parameters=("x", "time")), "Block.forward has parameters of its own and no \\*args"),
     "attention that takes no options": (with_blocks(attentions=(Attention("video_mlp.0"),)), "Linear.forward has no parameter transf"),
     "mask": (
-        with_blocks(attentions=(Attention("video_self", mask=MaskRule("mask", lambda module, host: host.guide_mask_attention)),)),
+        with_blocks(attentions=(Attention("video_self", mask=MaskRule("mask", "mask", lambda module, host: host.guide_mask_attention)),)),
         "Attention.forward has no parameter mask",
     ),
     "no list": (replace(REFERENCE, blocks=(Blocks("video_head", "x", ()),)), "video_head of AudioVideoDiT is no list of blocks"),

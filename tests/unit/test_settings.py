@@ -19,6 +19,7 @@ SOURCES = [ROOT / "__init__.py", *(ROOT / "nodes").glob("*.py"), *(ROOT / "sp_co
     [
         (settings.stall_timeout_s, "SP_TIMEOUT_S", {None: 600.0, "30": 30.0, "0": 1.0, "ten minutes": 600.0}),
         (settings.start_timeout_s, "SP_START_TIMEOUT_S", {None: 180.0, "7.5": 7.5, "-1": 1.0, "": 180.0}),
+        (settings.compile_timeout_s, "SP_COMPILE_TIMEOUT_S", {None: 3600.0, "60": 60.0, "0": 1.0, "an hour": 3600.0}),
         (settings.log_level, "SP_LOG_LEVEL", {None: "INFO", "DEBUG": "DEBUG", "warning": "WARNING", "loud": "INFO", "": "INFO"}),
         (settings.no_extensions, "SP_NO_EXT", {None: False, "": False, "0": False, "1": True, "yes": True}),
         (settings.idle_s, "SP_IDLE_S", {None: None, "0": None, "-3": None, "later": None, "0.2": 1.0, "90": 90.0}),
@@ -54,6 +55,7 @@ def test_defaults_are_those_of_the_table() -> None:
     assert rows == {
         settings.STALL_TIMEOUT: f"{settings.DEFAULT_STALL_TIMEOUT_S:g}",
         settings.START_TIMEOUT: f"{settings.DEFAULT_START_TIMEOUT_S:g}",
+        settings.COMPILE_TIMEOUT: f"{settings.DEFAULT_COMPILE_TIMEOUT_S:g}",
         settings.LOG_LEVEL: settings.DEFAULT_LOG_LEVEL,
         settings.NO_EXTENSIONS: "off",
         settings.VERIFY_RANKS: "off",

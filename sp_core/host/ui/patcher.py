@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from ...plans import plan_of, plan_without
 from ...pool.devices import WorkerDevice
 from .. import comfy_api
 from ..block_skips import leaves_out_its_block
-from ..compiled import COMPILE_KEY, is_compiled, log_dropped, original
+from ..compiled import COMPILE_ARGUMENTS, COMPILE_KEY, WISH, asked_for, is_compiled, original, plain_wish
 from ..options import CLASS, LATE_FORWARDS, MODEL_SAMPLING, WINDOW, name_of, patches_in
 from ..travel import CannotTravel
 from .departure import Departure
@@ -121,7 +122,7 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
         if not _inside_the_model(name):
             super().add_object_patch(name, obj)
         elif is_compiled(obj) and original(obj) == comfy.utils.get_attr(self.model, name):
-            log_dropped()
+            self.model_options["transformer_options"][WISH] = asked_for(obj)
         elif self._is_late_forward(name, obj):
             self._check_travels(f"An object patch of {name} ({name_of(obj)})", obj)
             self.model_options["transformer_options"].setdefault(LATE_FORWARDS, {})[name] = obj
@@ -142,7 +143,7 @@ class SPModelPatcher(comfy.model_patcher.ModelPatcher):
     def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Any) -> None:
         if (wrapper_type, key) == (WrappersMP.APPLY_MODEL, COMPILE_KEY):
             # the compiled model would take the place of the remote one and compute here, without the workers
-            log_dropped()
+            super().add_wrapper_with_key(wrapper_type, key, _ask_workers_to_compile)
         else:
             super().add_wrapper_with_key(wrapper_type, key, wrapper)
 
@@ -215,8 +216,6 @@ def make_sp_patcher(
     if not plan.strict and (_FORWARD in source.object_patches or _has_forward(local)):
         # another node's forward stands in the place of the class's, around all of it, and no plan knows what it does
         plan = replace(plan_without(local_class), forward="forward")
-    if _wants_compiling(source):
-        log_dropped()
     comfy_api.off_the_device(source)
     given = source.model_options.get("transformer_options", {})
     may_read = () if plan.splits_tokens else (WINDOW,)
@@ -269,11 +268,13 @@ def _watch_whole_runs(patcher: SPModelPatcher) -> None:
     patcher.wrappers[WrappersMP.OUTER_SAMPLE] = {"sequence_parallel": [watched], **others}
 
 
-def _wants_compiling(source: comfy.model_patcher.ModelPatcher) -> bool:
-    """Another node compiled this MODEL or parts of it."""
-    by_wrapper = source.wrappers.get(WrappersMP.APPLY_MODEL, {}).get(COMPILE_KEY)
-    patched = any(_inside_the_model(name) and is_compiled(value) for name, value in source.object_patches.items())
-    return bool(by_wrapper) or patched or is_compiled(source.model.diffusion_model)
+def _ask_workers_to_compile(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands around ``apply_model`` in the place of a compile node's wrapper."""
+    asked = plain_wish(executor.class_obj.current_patcher.model_options.get(COMPILE_ARGUMENTS))
+    bound = inspect.signature(type(executor.class_obj)._apply_model).bind(executor.class_obj, *args, **kwargs)
+    options = {**bound.arguments.get("transformer_options", {}), WISH: asked}
+    bound.arguments["transformer_options"] = options
+    return executor(*bound.args[1:], **bound.kwargs)
 
 
 def _own_base_model(source: comfy.model_patcher.ModelPatcher) -> Any:

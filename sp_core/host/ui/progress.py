@@ -38,6 +38,8 @@ class Watcher:
         if not pool.usable:
             return f"SP: starting workers {pool.shared_state.arrived()}/{pool.world_size}"
         phases = [state.phase for state in pool.shared_state.ranks]
+        if Phase.COMPILING in phases:
+            return f"SP: {self.doing}, {Phase.COMPILING.text} (torch.compile, minutes where it is new)"
         if Phase.COMPUTING not in phases:
             slowest = min(phases, key=lambda phase: phase.value if phase is not Phase.IDLE else len(Phase))
             arrived = [state.loaded_percent for state, phase in zip(pool.shared_state.ranks, phases, strict=True) if phase is slowest]

@@ -79,6 +79,8 @@ class RunStats:
     #: of the last forward: how it was split, and the transport with the reason for it
     decision: str = ""
     transport: str = ""
+    #: what came of a compile node's wish, "" without one
+    compiled: str = ""
     #: bytes of weights on each rank's device behind the last forward
     weights: tuple[int, ...] = ()
     #: names of other packs' code that runs inside the model -> how it was computed, in a sentence
@@ -264,6 +266,9 @@ class RemoteModel:
             run.foreign[name] = sentence
         if told["decision"] != run.decision:
             log.info("SP: %s", told["decision"])
+        if told["compiled"] and not run.compiled:
+            log.info("SP: %s", told["compiled"])
+        run.compiled = told["compiled"]
         run.decision, run.transport = told["decision"], told["transport"]
         run.weights = tuple(state.weight_bytes for state in pool.shared_state.ranks)
 

@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from ...parallel.groups import ParallelGroups
+from ...plans.compiled_blocks import Compiler
 from ...plans.engine import Engine, EnterBlock
 from ...plans.forward_state import Escaped, ForwardState
 from ...plans.probing import Contents, Probing
 from ..block_skips import SKIPPED, put_skips
+from ..compiled import WISH
 from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, LATE_FORWARDS
 from . import cfg_split
 from .arrival import late_forwards
@@ -26,12 +28,15 @@ from .residency import LoadedModel
 log = logging.getLogger(__name__)
 
 
-def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock) -> tuple[Any, ForwardState]:
+def run_forward(
+    model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock, compiler: Compiler | None = None
+) -> tuple[Any, ForwardState]:
     """The output for all tokens and conditionings, equal on all ranks of ``groups``, and how they were laid out. Collective.
 
     Args:
         call: the same on every rank.
         enter_block: called before each block; see :class:`sp_core.plans.Engine`.
+        compiler: compiles the blocks, if they are to be.
     """
     groups.sequence.stats.reset()
     if model.alone is not None:
@@ -39,7 +44,7 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
     if groups.cfg is not None:
         call = cfg_split.part_of_call(call, groups.cfg.rank, groups.cfg.world_size)
     with late_forwards(model.diffusion_model, call.options):
-        output, state = _settled(model, call, groups, enter_block)
+        output, state = _settled(model, call, groups, enter_block, compiler)
     groups.sequence.check()
     if groups.cfg is not None:
         output = cfg_split.join_parts(output, groups.cfg)
@@ -47,13 +52,15 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
     return output, state
 
 
-def _settled(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock) -> tuple[Any, ForwardState]:
+def _settled(
+    model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock, compiler: Compiler | None
+) -> tuple[Any, ForwardState]:
     """A forward in which no code of other packs was shared out that would have needed whole data."""
     contents = Contents(call.named, call.extra, call.options)
     while True:
         probing = _probing(model, call, groups)
         try:
-            output, state = _attempt(model, call, groups, enter_block, probing)
+            output, state = _attempt(model, call, groups, enter_block, probing, compiler)
         except Escaped as escaped:
             # on all ranks at the same place, for they run the same code
             if model.plan.strict:
@@ -68,7 +75,12 @@ def _settled(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, ente
 
 
 def _attempt(
-    model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock, probing: Probing | None
+    model: LoadedModel,
+    call: ForwardCall,
+    groups: ParallelGroups,
+    enter_block: EnterBlock,
+    probing: Probing | None,
+    compiler: Compiler | None,
 ) -> tuple[Any, ForwardState]:
     inputs = {**call.named, **call.extra}
     engine = Engine(
@@ -80,6 +92,7 @@ def _attempt(
         host=host_functions(),
         foreign=foreign_inside(model.patcher, model.modules),
         probing=probing,
+        compiler=compiler,
     )
     with engine.installed(model.diffusion_model) as state:
         options = put_skips(engine.adapted(transformer_options(model.patcher, call.options), state))
@@ -137,5 +150,6 @@ def transformer_options(patcher: Any, sent: dict[str, Any]) -> dict[str, Any]:
     options = {key: value for key, value in own.items() if key not in AROUND_THE_MODEL} | sent
     # None stands for patches that a node behind SP Model Patch took away
     options = {key: value for key, value in options.items() if key != LATE_FORWARDS and not (key in INSIDE_THE_MODEL and value is None)}
+    options.pop(WISH, None)
     options["prefetch_dynamic_vbars"] = bool(getattr(patcher, "is_dynamic", lambda: False)())
     return options

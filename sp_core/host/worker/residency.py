@@ -53,6 +53,8 @@ class LoadedModel:
     run: int | None = None
     #: what this run has found out about code of other packs; None outside of a run
     verdicts: Verdicts | None = None
+    #: what a node before SP Model Patch asked of torch.compile, see :func:`..compiled.plain_wish`
+    compile_wish: dict[str, Any] | None = None
     #: of a model without a plan, what was found out about its batch rows
     row_proofs: RowProofs = field(default_factory=RowProofs)
 

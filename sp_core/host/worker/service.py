@@ -29,6 +29,7 @@ from ..options import CLASS
 from ..travel import from_wire, to_wire
 from . import comfy_memory, vae
 from .arrival import Arrivals
+from .compiling import Compilers, Granted
 from .decide import Decider
 from .digest import digests_of_all_ranks, vae_of_all_ranks
 from .forward import run_forward
@@ -53,6 +54,7 @@ class HostService:
         self._arrivals = Arrivals(self._replay.packs.module)
         self._residency = Residency(context)
         self._decider = Decider(context.world_size, context.device, self._measure_rates)
+        self._compilers = Compilers(context)
         self._groups = ParallelGroupsCache(self._make_transport, GROUP_TIMEOUT, lambda: make_lane(context.device))
         #: why each transport in use was chosen
         self._transport_reasons: weakref.WeakKeyDictionary[Transport, str] = weakref.WeakKeyDictionary()
@@ -105,12 +107,13 @@ class HostService:
         groups = groups.in_groups(choice.groups.groups)
         shares = 1 if gets_whole_data(model.patcher, model.modules, call.options) else choice.degrees.ranks
         self._residency.activate(model, model.activation_bytes(call.x) / shares, body["run"])
-        output, state = run_forward(model, call, groups, self.context.enter_block)
+        granted = self._compilers.grant(model, call, groups)
+        output, state = run_forward(model, call, groups, self.context.enter_block, granted.compiler)
         self._residency.show_memory(model)
         if settings.verify_ranks() and choice.degrees.ranks == self.context.world_size:
             check_ranks_agree(output)
         decision = choice.line(state.describe(), groups.sequence.all_ranks.name) + told_of(model, state)
-        return self._reply(output, self._stats(decision, groups, state))
+        return self._reply(output, self._stats(decision, groups, state, granted))
 
     def _forward_of_rows(self, model: LoadedModel, call: ForwardCall, run: int | None, unsplit: str) -> dict[str, Any]:
         """A forward of a model without a plan, or one that its plan does not split."""
@@ -118,6 +121,7 @@ class HostService:
         groups = self._groups.build(Degrees(1, 1, len(choice.counts)))
         if groups is None:
             return {}  # this rank stays idle
+        granted = self._compilers.grant(model, call, groups)
 
         def activate(rows: int) -> None:
             self._residency.activate(model, model.activation_bytes(call.x) * rows / call.x.size(0), run)
@@ -128,13 +132,13 @@ class HostService:
         self._residency.show_memory(model)
         if settings.verify_ranks() and result.ranks == self.context.world_size:
             check_ranks_agree(result.output)
-        return self._reply(result.output, self._stats(result.told, groups, ForwardState(0, 1)))
+        return self._reply(result.output, self._stats(result.told, groups, ForwardState(0, 1), granted))
 
     def _reply(self, output: Any, stats: dict[str, Any]) -> dict[str, Any]:
         changed = to_wire(self._arrivals.changed() if self.context.rank == 0 else [])
         return {"output": output, "stats": stats, "changed": changed}
 
-    def _stats(self, decision: str, groups: ParallelGroups, state: ForwardState) -> dict[str, Any]:
+    def _stats(self, decision: str, groups: ParallelGroups, state: ForwardState, granted: Granted) -> dict[str, Any]:
         stats, transport = groups.sequence.stats, groups.sequence.all_ranks
         return {
             "exchange_s": self._decider.exchange_s(stats),
@@ -144,6 +148,7 @@ class HostService:
             "whole": state.got_whole,
             "why_whole": state.why_whole,
             "apart": state.apart,
+            "compiled": granted.told(state),
             "transport": self._transport_reasons.get(transport, transport.name),
         }
 
@@ -220,7 +225,7 @@ class HostService:
             self.context.device,
             directory=self.context.directory,
             # the coordinator notices first, and knows who keeps whom waiting; this is for when it cannot
-            timeout_s=2 * settings.stall_timeout_s(),
+            timeout_s=2 * max(settings.stall_timeout_s(), settings.compile_timeout_s()),
             should_abort=self.context.should_abort,
             exchange_bytes=self._exchange_bytes,
             remembered=self._transport_times,
@@ -248,7 +253,7 @@ def _checked(patcher: Any, architecture: str) -> LoadedModel:
     Raises:
         SPError: it is another architecture, or holds a patch that cannot work.
     """
-    uncompile(patcher)
+    compile_wish = uncompile(patcher)
     inner = patcher.model.diffusion_model
     # another branch that is active may have left a class of its own in the model that both share
     own = patcher.object_patches_backup.get(CLASS, type(inner))
@@ -262,7 +267,7 @@ def _checked(patcher: Any, architecture: str) -> LoadedModel:
     replaced = [] if plan.strict else methods_set_on(inner)
     unsplit = f"here (a node replaced the model's own {', '.join(replaced)})" if replaced else ""
     alone = code_of_packs(plan if why is None else plan_without(kind), inner, kind)
-    return LoadedModel(patcher, plan, alone, unsplit if why is None else f"here ({why})")
+    return LoadedModel(patcher, plan, alone, unsplit if why is None else f"here ({why})", compile_wish=compile_wish)
 
 
 def _misfit(patcher: Any, plan: SequencePlan) -> SPError | None:

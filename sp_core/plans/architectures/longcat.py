@@ -37,7 +37,7 @@ def _attend_in_frames(module: nn.Module, host: HostFunctions) -> Callable[..., T
     return cast(FrameAttention, module).attend_in_frames
 
 
-_ATTENTION = Attention("attn", mask=MaskRule("conditioning", _attend_in_frames))
+_ATTENTION = Attention("attn", mask=MaskRule("conditioning", "conditioning", _attend_in_frames))
 
 LONGCAT_VIDEO = SequencePlan(
     architecture="LongCatVideoModel",

@@ -31,7 +31,7 @@ def _no_video(options: Mapping[str, Any]) -> bool:
     return not options.get("run_vx", True)
 
 
-_SELF = Attention("attn1", skipped=_stg, mask=MaskRule("mask", _guide_attention, in_raster=True))
+_SELF = Attention("attn1", skipped=_stg, mask=MaskRule("mask", "self_attention_mask", _guide_attention, in_raster=True))
 
 LTXV = SequencePlan(
     architecture="LTXVModel",

@@ -14,7 +14,7 @@ NO_FORWARD = "No forward was computed."
 #: nodes that want one row of the batch
 BY_ITSELF = (UNGUIDED, THREE)
 ALONE = "one device computes: the class has a forward of its own"
-DROPPED = "the wish to compile is dropped on several devices"
+IN_WORKERS = "the workers compile the blocks"
 
 
 def kj(node: str, model: str = "wan", /, **more: Any) -> Case:
@@ -165,8 +165,8 @@ CASES: list[Case] = [
     kj("LeapfusionHunyuanI2VPatcher", "hunyuan", applied=leapfusion, settings=BY_ITSELF),
     kj("WanVideoTeaCacheKJ", changes=False, settings=ONE, note="does nothing any more"),
     kj("PatchModelPatcherOrder", changes=False, settings=ONE, note="does nothing any more"),
-    kj("TorchCompileModelAdvanced", plain_stock=True, changes=False, note=DROPPED),
-    kj("TorchCompileModelWanVideoV2", plain_stock=True, changes=False, note=DROPPED),
+    kj("TorchCompileModelAdvanced", plain_stock=True, changes=False, note=IN_WORKERS),
+    kj("TorchCompileModelWanVideoV2", plain_stock=True, changes=False, note=IN_WORKERS),
     kj("CFGZeroStarAndInit", settings=ONE),
     sampler(PACK, "DifferentialDiffusionAdvanced", "wan", differential),
     sampler(PACK, "LatentInpaintTTM", "wan", through_time, steps=3, settings=BY_ITSELF),

@@ -6,7 +6,7 @@ from typing import Any
 
 from host.graphs import Branch, Link, latent, sample
 from host.real_packs.cases import FAILS, GUIDED, REFUSED, SAME, SHARED, Case, loader, sampler
-from host.real_packs.kjnodes import ALL, ALONE, BY_ITSELF, DROPPED, ONE, advanced, mask, start
+from host.real_packs.kjnodes import ALL, ALONE, BY_ITSELF, IN_WORKERS, ONE, advanced, mask, start
 
 WAN_FILE, WHOLE = {"unet_name": "tiny_wan_t2v.safetensors"}, {"ckpt_name": "tiny_wan_whole.safetensors"}
 Q8, Q4, LTXV_Q8 = ({"unet_name": f"tiny_{name}.gguf"} for name in ("wan_q8", "wan_q4", "ltxv_q8"))
@@ -162,7 +162,7 @@ def rewan(branch: Branch, case: Case, model: Link) -> Link:
     return branch.add("ReWanPatcherAdvanced", model=model, **case.wires(branch))[0]
 
 
-COMPILED: dict[str, Any] = {"plain_stock": True, "own": True, "changes": False, "behind": None, "note": DROPPED}
+COMPILED: dict[str, Any] = {"plain_stock": True, "own": True, "changes": False, "behind": None, "note": IN_WORKERS}
 RES4LYF: list[Case] = [
     clown("ClownsharKSampler_Beta", "wan", "res_2m", sampler_name="multistep/res_2m"),
     clown("ClownsharKSampler_Beta", "wan", "res_2s", sampler_name="exponential/res_2s", eta=0.5),

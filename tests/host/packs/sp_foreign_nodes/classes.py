@@ -56,3 +56,23 @@ class SPForeignCompiledBlock(ModelNode):
         block = model.get_model_object("diffusion_model.blocks.1")
         model.add_object_patch("diffusion_model.blocks.1", torch.compile(block, backend="eager"))
         return (model,)
+
+
+class SPForeignCompile(ModelNode):
+    """Asks for compiling as ComfyUI's own node does, by ComfyUI's own function, with a backend that needs no compiler."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        optional = {
+            "backend": ("STRING", {"default": "aot_eager"}),
+            "keys": ("STRING", {"default": ""}),
+            "mode": ("STRING", {"default": ""}),
+        }
+        return {"required": {"model": ("MODEL",)}, "optional": optional}
+
+    def patch(self, model, backend="aot_eager", keys="", mode=""):
+        from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+        model = model.clone()
+        set_torch_compile_wrapper(model, backend, mode=mode or None, keys=[key for key in keys.split(",") if key])
+        return (model,)

@@ -1,0 +1,137 @@
+"""Grants in a worker what a compile node asked for: decides whether the blocks of a model are compiled, and by what."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...parallel.groups import ParallelGroups
+from ...plans.block_compiler import BlockCompiler, CompileWish
+from ...plans.forward_state import ForwardState
+from ...plans.override import OVERRIDE
+from ...pool.errors import PeerFailed
+from ...pool.shared_state import Phase
+from ...pool.worker import WorkerContext
+from .. import options as model_options
+from ..compiled import WISH
+from .forward_call import ForwardCall
+from .patch_check import code_inside
+from .residency import LoadedModel
+
+log = logging.getLogger(__name__)
+
+#: modes that make CUDA graphs, and what comes nearest without them
+_WITHOUT_CUDA_GRAPHS = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs", "default": None}
+_CUDA_GRAPHS = "CUDA graphs cannot hold an exchange between devices"
+_CUDA_GRAPHS_OPTION = "triton.cudagraphs"
+
+
+@dataclass(frozen=True)
+class Granted:
+    """What comes of a wish."""
+
+    #: None: nothing is compiled
+    compiler: BlockCompiler | None = None
+    #: why not, or what was changed about the wish
+    said: str = ""
+
+    def told(self, state: ForwardState) -> str:
+        """For the report; "" where nobody asked for anything."""
+        if self.compiler is None:
+            return self.said and f"torch.compile: not compiled: {self.said}"
+        return self.compiler.describe(state.uncompiled) + (f"; {self.said}" if self.said else "")
+
+
+class Compilers:
+    """The compilers of a worker. They are kept, as what they compiled is good for the next model of the same architecture."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._compilers: dict[tuple[str, CompileWish], BlockCompiler] = {}
+
+    def grant(self, model: LoadedModel, call: ForwardCall, groups: ParallelGroups) -> Granted:
+        """How the blocks of a forward run, equally on all ranks."""
+        # of a node behind SP Model Patch, if there is one
+        asked = call.options.get(WISH) or model.compile_wish
+        if asked is None:
+            return Granted()
+        wish, said = wish_of(asked)
+        why = said if wish is None else why_not(model, call, groups)
+        if wish is None or why:
+            return Granted(None, why)
+        key = (model.plan.architecture, wish)
+        if key not in self._compilers:
+            self._compilers[key] = BlockCompiler(wish, lambda: compile_phase(self._context, shares_cache=wish.backend == "inductor"))
+        return Granted(self._compilers[key], said)
+
+
+def wish_of(asked: Mapping[str, Any]) -> tuple[CompileWish | None, str]:
+    """The wish as it can be granted, and what was changed about it; None where it cannot be, and why.
+
+    Args:
+        asked: see :func:`..compiled.plain_wish`.
+    """
+    if asked["backend"] == "cudagraphs":
+        return None, _CUDA_GRAPHS
+    mode, options = asked["mode"] or None, dict(asked["options"])
+    changed = []
+    if mode in _WITHOUT_CUDA_GRAPHS:
+        less = _WITHOUT_CUDA_GRAPHS[mode]
+        changed += [f"mode {mode} became {less or 'default'}, as {_CUDA_GRAPHS}"] if mode != "default" else []
+        mode = less
+    if options.pop(_CUDA_GRAPHS_OPTION, False):
+        changed.append(f"{_CUDA_GRAPHS_OPTION} is off, as {_CUDA_GRAPHS}")
+    return CompileWish(asked["backend"], mode, asked["dynamic"], asked["fullgraph"], tuple(sorted(options.items()))), "; ".join(changed)
+
+
+def why_not(model: LoadedModel, call: ForwardCall, groups: ParallelGroups) -> str:
+    """Why the blocks of this forward run uncompiled, or ""."""
+    if not model.plan.splits_tokens:
+        return f"{model.plan.architecture} has no sequence plan, so nobody knows its blocks"
+    if model.alone is not None:
+        return f"the class {model.alone} has code of its own in the model's forward"
+    if groups.sequence.ring is not None:
+        return "keys and values go round a ring (ring in SP Model Patch)"
+    inside = [
+        f"{place}: {model_options.name_of(value)}"
+        for place, value in code_inside(model.patcher, model.modules, call.options)
+        if place != OVERRIDE and not place.startswith("patches_replace.dit.")
+    ]
+    if inside:
+        return f"code of another node runs inside the blocks ({inside[0]})"
+    for path, module in model.modules.items():
+        if getattr(module, "weight_function", None) or getattr(module, "bias_function", None):
+            return f"the weights of {path} are patched while the model computes (a LoRA that did not fit on the device)"
+        forward = vars(module).get("forward")
+        if forward is not None and getattr(forward, "__func__", None) is not type(module).forward:
+            return f"the forward of {path} is replaced (a LoRA beside the weights)"
+    return ""
+
+
+@contextlib.contextmanager
+def compile_phase(context: WorkerContext, shares_cache: bool) -> Iterator[None]:
+    """While a graph is compiled, everybody sees that. Ranks wait for the leader's graph, which they then find in torch's cache.
+
+    The leader needs nobody before the next exchange, so a rank that waits for it to come there never waits for ever.
+    """
+    state = context.own_state
+    block, blocks = state.block, state.blocks
+    context.show(Phase.COMPILING, block, blocks)
+    try:
+        if shares_cache and context.rank:
+            _wait_for_leader(context)
+        yield
+    finally:
+        context.show(Phase.COMPUTING, block, blocks)
+
+
+def _wait_for_leader(context: WorkerContext) -> None:
+    leader, reached = context.shared_state.ranks[0], context.own_state.collective_seq
+    while leader.collective_seq <= reached and leader.phase in (Phase.COMPILING, Phase.COMPUTING):
+        if context.should_abort() is not None:
+            raise PeerFailed
+        time.sleep(0.005)

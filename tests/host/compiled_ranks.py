@@ -1,0 +1,109 @@
+"""Compiled blocks over ranks, each forward against the same in one process, uncompiled."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from distributed.longcat_ranks import enter_host
+from host.families import FAMILIES, Family
+from host.family_inputs import plain, random, video
+from torch import Tensor
+
+from sp_core.demo.run import relative_l2
+
+
+@contextlib.contextmanager
+def attention_that_looks_at_no_options() -> Iterator[None]:
+    """As a pack does that puts its own function in the place of ComfyUI's: nobody is asked to exchange."""
+    import comfy.ldm.wan.model as host
+
+    whole = host.optimized_attention
+
+    def alone(q: Tensor, k: Tensor, v: Tensor, heads: int, **_: Any) -> Tensor:
+        q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    host.optimized_attention = alone
+    try:
+        yield
+    finally:
+        host.optimized_attention = whole
+
+
+class Ranks:
+    """What one rank keeps between questions: models, and the compiler that all forwards share."""
+
+    def __init__(self, comfyui: str, rank: int, world_size: int) -> None:
+        import torch.distributed as dist
+
+        enter_host(comfyui)
+        self.rank, self.models = rank, dict[str, Any]()
+        self.groups = {size: dist.new_group(list(range(size))) for size in range(2, world_size + 1)}
+        self.compilers: dict[Any, Any] = {}
+
+    def __call__(self, size: int, family: str, forwards: list[str | tuple[int, ...]], settings: dict[str, Any]) -> Any:
+        if self.rank >= size:
+            return None
+        if not FAMILIES[family].known_to_the_host():
+            return {"missing": FAMILIES[family].class_name}
+        try:
+            return self._compared(size, FAMILIES[family], family, forwards, **settings)
+        except Exception as error:
+            # not raised: the ranks stay in step for the next question
+            return {"failure": traceback.format_exc(), "kind": type(error).__name__}
+
+    @torch.inference_mode()
+    def _compared(
+        self,
+        size: int,
+        family: Family,
+        name: str,
+        forwards: list[str | tuple[int, ...]],
+        backend: str = "eager",
+        dynamic: bool | None = None,
+        around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> dict[str, Any]:
+        from torch._dynamo.utils import counters
+
+        from sp_core.comm import CollectiveTransport
+        from sp_core.host.worker.comfy_attention import host_functions
+        from sp_core.plans import Engine, plan_named
+        from sp_core.plans.block_compiler import BlockCompiler, CompileWish
+
+        plan = plan_named(family.class_name)
+        if name not in self.models:
+            self.models[name] = family.build()
+        model = self.models[name]
+        wish = CompileWish(backend, dynamic=dynamic)
+        compiler = self.compilers.setdefault((name, wish), BlockCompiler(wish))
+        counters.clear()
+        told: dict[str, Any] = {"errors": [], "graphs": [], "exchanges": [], "uncompiled": {}}
+        for forward in forwards:
+            make = family.forwards[forward] if isinstance(forward, str) else functools.partial(_camera, forward)
+            stock = _forward(model, plan.forward, make())
+            # another transport in each forward, as after a failure
+            transport, inputs = CollectiveTransport(self.groups[size]), make()
+            engine = Engine(plan, transport, inputs=inputs, host=host_functions(), compiler=compiler)
+            with family.patched(), around(), engine.installed(model) as state:
+                out = _forward(model, plan.forward, inputs)
+                state.check()
+            told["errors"].append(max(relative_l2(mine, theirs) for mine, theirs in zip(out, stock, strict=True)))
+            told["graphs"].append(compiler.graphs)
+            told["exchanges"].append(transport.stats.exchanges)
+            told["uncompiled"] |= state.uncompiled
+        return told | {"breaks": dict(counters["graph_break"]), "failed": compiler.failed}
+
+
+def _camera(sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Arguments of Wan's camera model by the frames, height and width of x."""
+    return plain(video(36, *sizes), clip_fea=random(1, 257, 1280, seed=9))
+
+
+def _forward(model: Any, method: str, inputs: dict[str, Any]) -> list[Tensor]:
+    out = getattr(model, method)(**{"transformer_options": {"block_index": 0, "sigmas": torch.rand(1)}, **inputs})
+    return list(out) if isinstance(out, (list, tuple)) else [out]

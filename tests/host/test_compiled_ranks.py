@@ -1,0 +1,70 @@
+"""Compiled blocks over ranks against one process: every family, how many graphs, and what may not be missed in one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from campaign import parameters
+from distributed.ranks import RankPool
+from host.compiled_ranks import Ranks, attention_that_looks_at_no_options
+from host.families import FAMILIES
+from host.graphs import TOLERANCE
+
+EVERY = [(family, name) for family, description in FAMILIES.items() for name in description.forwards]
+
+
+@pytest.fixture(scope="module")
+def ranks(comfyui: Path) -> Iterator[RankPool]:
+    with RankPool(3, functools.partial(Ranks, str(comfyui))) as pool:
+        yield pool
+
+
+def ask(ranks: RankPool, size: int, family: str, forwards: list[Any], *, failure: bool = False, **settings: Any) -> list[dict[str, Any]]:
+    answers = [answer for answer in ranks.call(size, family, forwards, settings, timeout=600) if answer is not None]
+    assert len(answers) == size
+    if "missing" in answers[0]:
+        pytest.skip(f"this ComfyUI has no {answers[0]['missing']}")
+    print(f"\n{family} on {size}: {answers[0]}")
+    if not failure:
+        assert not [answer for answer in answers if "failure" in answer], answers[0].get("failure")
+        for answer in answers:
+            assert max(answer["errors"]) <= TOLERANCE
+            assert not answer["failed"]
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "size", "backend"),
+    parameters(
+        plain=[("VACE", "one control", 2, "eager"), ("HunyuanVideo", "text", 3, "eager")],
+        campaign=[(family, name, size, "aot_eager") for family, name in EVERY for size in (2, 3)],
+    ),
+)
+def test_same_as_one_process(ranks: RankPool, family: str, name: str, size: int, backend: str) -> None:
+    for answer in ask(ranks, size, family, [name, name], backend=backend):
+        before, behind = answer["graphs"]
+        assert before == behind, "the second forward compiled again"
+        assert not answer["breaks"] and not answer["uncompiled"]
+        assert name == "three tokens" or before > 0
+
+
+@pytest.mark.parametrize("dynamic", parameters(plain=[None], campaign=[True]))
+def test_few_graphs(ranks: RankPool, dynamic: bool | None) -> None:
+    """7 and 8 tokens are 3, 2, 2 and 3, 3, 2: equally many of rank 0's own."""
+    sizes = [(3, 6, 10), (3, 6, 10), (4, 8, 6), (3, 6, 10), (7, 2, 2), (8, 2, 2), (7, 2, 2)]
+    for answer in ask(ranks, 3, "Camera", sizes, dynamic=dynamic):
+        assert answer["graphs"][0] == answer["graphs"][1]
+        assert answer["graphs"][-1] <= 3, "one kind of blocks"
+        assert not answer["breaks"] and not answer["uncompiled"]
+        assert len({*answer["exchanges"]}) == 1
+
+
+def test_an_attention_that_asks_nobody_is_noticed(ranks: RankPool) -> None:
+    for answer in ask(ranks, 2, "Camera", ["none"], failure=True, around=attention_that_looks_at_no_options):
+        assert answer.get("kind") == "Escaped", answer
+        assert "self_attn of block 0" in answer["failure"]
+    ask(ranks, 2, "Camera", ["none"])
