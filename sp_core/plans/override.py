@@ -210,7 +210,14 @@ class ExchangedAttention:
         own, replicated = (q[:, n:], k[:, n:], v[:, n:]), (q[:, :n], k[:, :n], v[:, :n])
         mask = self._in_rank_order(mask)
         out_BtHD, out_BNHD = joint_attention(
-            own, replicated, self.sequence.all_ranks, counts, local, mask=mask, overlap=self.sequence.overlap
+            own,
+            replicated,
+            self.sequence.all_ranks,
+            counts,
+            local,
+            mask=mask,
+            overlap=self.sequence.overlap,
+            weights=self.sequence.head_weights,
         )
         return torch.cat([out_BNHD, out_BtHD], dim=1)
 
