@@ -31,7 +31,7 @@ enum Kind : int32_t {
 struct Exchange {
   int32_t kind, world, tensors, reserved;
   int64_t batch, heads, head_bytes;
-  int64_t token_counts[kMaxWorld];
+  int64_t token_counts[kMaxWorld], head_counts[kMaxWorld];
 };
 
 // All that one rank sends to another for one tensor: batch x tokens runs of run_bytes contiguous bytes.
@@ -54,25 +54,25 @@ struct Share {
   int32_t peer, index, count;  // this block is number `index` of the `count` blocks that serve `peer`
 };
 
-SP_INLINE int64_t shard_size(int64_t count, int world, int rank) { return count / world + (rank < count % world ? 1 : 0); }
-
-SP_INLINE int64_t shard_start(int64_t count, int world, int rank) {
-  const int64_t extra = count % world;
-  return rank * (count / world) + (rank < extra ? rank : extra);
-}
-
-SP_INLINE int shard_owner(int64_t count, int world, int64_t item) {
-  const int64_t base = count / world, extra = count % world, cut = extra * (base + 1);
-  return static_cast<int>(item < cut ? item / (base + 1) : extra + (item - cut) / base);
-}
-
 SP_INLINE int64_t token_start(const Exchange& x, int rank) {
   int64_t start = 0;
   for (int r = 0; r < rank; ++r) start += x.token_counts[r];
   return start;
 }
 
-SP_INLINE int64_t heads_of(const Exchange& x, int rank) { return shard_size(x.heads, x.world, rank); }
+SP_INLINE int64_t heads_of(const Exchange& x, int rank) { return x.head_counts[rank]; }
+
+SP_INLINE int64_t head_start(const Exchange& x, int rank) {
+  int64_t start = 0;
+  for (int r = 0; r < rank; ++r) start += x.head_counts[r];
+  return start;
+}
+
+SP_INLINE int head_owner(const Exchange& x, int64_t head) {
+  int rank = 0;
+  while (head >= x.head_counts[rank]) head -= x.head_counts[rank++];
+  return rank;
+}
 
 SP_INLINE int64_t output_bytes(const Exchange& x, int rank) {
   const int64_t tokens = x.kind == kGatherHeads ? x.token_counts[rank] : token_start(x, x.world);
@@ -97,13 +97,13 @@ SP_INLINE Copy copy_between(const Exchange& x, int from, int to, int tensor, int
     c.source = token_start(x, to) * source_token;
     c.target_token = x.heads * x.head_bytes;
     c.target_batch = c.tokens * c.target_token;
-    c.target = slot + shard_start(x.heads, x.world, from) * x.head_bytes;
+    c.target = slot + head_start(x, from) * x.head_bytes;
     return c;
   }
   const bool scatter = x.kind == kScatterHeads;
   c.tokens = x.token_counts[from];
   c.run_bytes = (scatter ? heads_of(x, to) : x.heads) * x.head_bytes;
-  c.source = scatter ? shard_start(x.heads, x.world, to) * x.head_bytes : 0;
+  c.source = scatter ? head_start(x, to) * x.head_bytes : 0;
   c.target_token = c.run_bytes;
   c.target_batch = token_start(x, x.world) * c.run_bytes;
   c.target = slot + token_start(x, from) * c.run_bytes;
@@ -120,12 +120,12 @@ SP_INLINE Place place_of(const Exchange& x, int from, int to, int tensor, int64_
     int64_t first = 0;
     while (token >= first + x.token_counts[p.rank]) first += x.token_counts[p.rank++];
     tokens = x.token_counts[p.rank], heads = x.heads;
-    at_token = token - first, at_head = shard_start(x.heads, x.world, from) + head;
+    at_token = token - first, at_head = head_start(x, from) + head;
   } else {
-    p.rank = x.kind == kScatterHeads ? shard_owner(x.heads, x.world, head) : to;
+    p.rank = x.kind == kScatterHeads ? head_owner(x, head) : to;
     tokens = token_start(x, x.world), at_token = token_start(x, from) + token;
     heads = x.kind == kScatterHeads ? heads_of(x, p.rank) : x.heads;
-    at_head = x.kind == kScatterHeads ? head - shard_start(x.heads, x.world, p.rank) : head;
+    at_head = x.kind == kScatterHeads ? head - head_start(x, p.rank) : head;
   }
   p.offset = tensor * tensor_stride(x, p.rank) + ((b * tokens + at_token) * heads + at_head) * x.head_bytes;
   return p;

@@ -78,6 +78,14 @@ class SPModelPatch(io.ComfyNode):
                     advanced=True,
                     tooltip="Devices that exchange token shards for head shards. 0: automatic. cfg_split x ring x ulysses = devices.",
                 ),
+                io.String.Input(
+                    "shares",
+                    default="auto",
+                    optional=True,
+                    advanced=True,
+                    tooltip="How much of the work each device gets. auto: by measured speed where devices differ. equal: the same. "
+                    "3,1: three times as much on the first of two devices. The result is the same.",
+                ),
             ],
             outputs=[io.Model.Output(tooltip="The same model; use it with any sampler or guider.")],
             hidden=[io.Hidden.dynprompt, io.Hidden.unique_id],
@@ -91,13 +99,22 @@ class SPModelPatch(io.ComfyNode):
         cfg_split: int | None = 0,
         ring: int | None = 0,
         ulysses: int | None = 0,
+        shares: str | None = "auto",
     ) -> bool | str:
         # ComfyUI gives None for what comes over a wire; execute sees it and checks again.
-        return check_degrees(devices, RequestedDegrees(cfg_split or 0, ring or 0, ulysses or 0, layout or "auto"))
+        return check_degrees(devices, RequestedDegrees(cfg_split or 0, ring or 0, ulysses or 0, layout or "auto", shares or "auto"))
 
     @classmethod
     def execute(
-        cls, model, devices: str, keep_loaded: str = "auto", layout: str = "auto", cfg_split: int = 0, ring: int = 0, ulysses: int = 0
+        cls,
+        model,
+        devices: str,
+        keep_loaded: str = "auto",
+        layout: str = "auto",
+        cfg_split: int = 0,
+        ring: int = 0,
+        ulysses: int = 0,
+        shares: str = "auto",
     ) -> io.NodeOutput:
-        requested = RequestedDegrees(cfg_split, ring, ulysses, layout)
+        requested = RequestedDegrees(cfg_split, ring, ulysses, layout, shares)
         return io.NodeOutput(patch_model(model, devices, cls.hidden.dynprompt, cls.hidden.unique_id, keep_loaded, requested))

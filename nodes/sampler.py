@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from sp_core.host.ui.device_input import check_devices
+from sp_core.host.ui.patch_node import check_degrees
 from sp_core.host.ui.sampler_node import sample, sampler_choices
+from sp_core.planner.degrees import RequestedDegrees
 
 
 class SPSampler(io.ComfyNode):
@@ -55,6 +56,14 @@ class SPSampler(io.ComfyNode):
                     tooltip="auto: all accelerators that ComfyUI sees. 0,1,3: these. cpu:4: four CPU workers (for tests). "
                     "Not used when SP Model Patch has patched the model already.",
                 ),
+                io.String.Input(
+                    "shares",
+                    default="auto",
+                    optional=True,
+                    advanced=True,
+                    tooltip="How much of the work each device gets. auto: by measured speed where devices differ. equal: the same. "
+                    "3,1: three times as much on the first of two devices. Not used when SP Model Patch has patched the model already.",
+                ),
             ],
             outputs=[
                 io.Latent.Output(tooltip="The denoised latent."),
@@ -66,12 +75,14 @@ class SPSampler(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, devices: str | None) -> bool | str:
+    def validate_inputs(cls, devices: str | None, shares: str | None = "auto") -> bool | str:
         # ComfyUI gives None for what comes over a wire; execute sees it and checks again.
-        return devices is None or check_devices(devices)
+        return check_degrees(devices, RequestedDegrees(shares=shares or "auto"))
 
     @classmethod
-    def execute(cls, model, seed, steps, cfg, sampler_name, scheduler, positive, negative, latent_image, denoise, devices) -> io.NodeOutput:
+    def execute(
+        cls, model, seed, steps, cfg, sampler_name, scheduler, positive, negative, latent_image, denoise, devices, shares="auto"
+    ) -> io.NodeOutput:
         latent, report = sample(
             model,
             devices,
@@ -88,5 +99,6 @@ class SPSampler(io.ComfyNode):
                 "latent": latent_image,
                 "denoise": denoise,
             },
+            RequestedDegrees(shares=shares),
         )
         return io.NodeOutput(latent, report)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
 #: names of the variables, for messages
 STALL_TIMEOUT = "SP_TIMEOUT_S"
@@ -18,6 +19,7 @@ VERIFY_RANKS = "SP_VERIFY_RANKS"
 IDLE = "SP_IDLE_S"
 TRUST_PATCHES = "SP_TRUST_PATCHES"
 HEAD_GROUPS = "SP_HEAD_GROUPS"
+SLOWED = "SP_SLOWED"
 
 #: compiling a kernel or reading a large model from a slow disk takes minutes, never ten
 DEFAULT_STALL_TIMEOUT_S = 600.0
@@ -82,6 +84,25 @@ def head_groups() -> int:
         return max(0, int(os.environ.get(HEAD_GROUPS, 0)))
     except ValueError:
         return 0
+
+
+def may_be_slowed() -> bool:
+    """Ranks are slowed down on purpose, now or later."""
+    return _switch(SLOWED)
+
+
+def slowed() -> str:
+    """Which ranks take longer than they could, for benchmarks, as :func:`sp_core.parallel.slowdown.factor_of` reads it.
+
+    The variable holds the text, or the path of a file that holds it, so that it can change between runs.
+    """
+    text = os.environ.get(SLOWED, "").strip()
+    if not os.path.isabs(text):
+        return text
+    try:
+        return Path(text).read_text().strip()
+    except OSError:
+        return ""
 
 
 def _seconds(variable: str, default: float) -> float:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from ..comm.lane import Lane
-from ..layout import shard_range
+from ..layout import Weights, shard_range
 
 Shards = TypeVar("Shards")
 Out = TypeVar("Out")
@@ -31,17 +31,19 @@ class Overlap:
     groups: int
 
 
-def head_groups(heads: int, ranks: int, groups: int) -> list[range]:
-    """The heads of each group, in order: at most ``groups``, and no more than each rank has heads."""
+def head_groups(heads: int, ranks: int, groups: int, weights: Weights | None = None) -> list[range]:
+    """The heads of each group, in order: at most ``groups``, and no more than each rank has heads; one where ranks have weights."""
+    if weights is not None:
+        return [range(heads)]
     each = heads // ranks
     groups = max(1, min(groups, each))
     edges = [ranks * (each * group // groups) for group in range(groups)] + [heads]
     return [range(low, high) for low, high in pairwise(edges)]
 
 
-def heads_of(group: range, ranks: int, rank: int) -> range:
+def heads_of(group: range, ranks: int, rank: int, weights: Weights | None = None) -> range:
     """Which heads of a group ``rank`` attends to."""
-    low, high = shard_range(len(group), ranks, rank)
+    low, high = shard_range(len(group), ranks, rank, weights)
     return group[low:high]
 
 

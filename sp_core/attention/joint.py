@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..comm.transport import Transport
+from ..layout import Weights
 from .head_groups import Overlap, head_groups, heads_of
 from .masks import as_BHqk, narrow_mask
 from .replicated_heads import all_gather_heads
@@ -33,6 +34,7 @@ def joint_attention(
     *,
     mask: Tensor | None = None,
     overlap: Overlap | None = None,
+    weights: Weights | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(q, k, v) of both to (video out (B, t, H, Dv), text out (B, N, H, Dv)).
 
@@ -46,6 +48,7 @@ def joint_attention(
             argument where there is one; not called on a rank without heads.
         mask: of all N + T tokens, the text first and the video in rank order
             (:mod:`sp_core.attention.masks`).
+        weights: see :func:`ulysses_attention`.
         overlap: see :func:`ulysses_attention`; the video's exchange is then one for each group of heads.
 
     Raises:
@@ -66,12 +69,12 @@ def joint_attention(
         texts_BNhD.append(out[:, :N])
         return out[:, N:]
 
-    out_BtHD = attention_of_heads(*video_BtHD, transport, token_counts, over_both, overlap=overlap)
+    out_BtHD = attention_of_heads(*video_BtHD, transport, token_counts, over_both, overlap=overlap, weights=weights)
     if not texts_BNhD:  # a rank without heads adds nothing to the text
         texts_BNhD = [v_text.new_empty(q_text.size(0), N, 0, v_text.size(3))]
     own_text_BNhD = texts_BNhD[0] if len(texts_BNhD) == 1 else torch.cat(texts_BNhD, dim=2)
-    groups = head_groups(H, transport.world_size, 1 if overlap is None else overlap.groups)
-    return out_BtHD, _in_order(all_gather_heads(own_text_BNhD, H, transport), groups, transport)
+    groups = head_groups(H, transport.world_size, 1 if overlap is None else overlap.groups, weights)
+    return out_BtHD, _in_order(all_gather_heads(own_text_BNhD, H, transport, weights), groups, transport)
 
 
 def _in_order(text_BNHD: Tensor, groups: Sequence[range], transport: Transport) -> Tensor:

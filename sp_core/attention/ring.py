@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ..comm.ring_shift import Ring, block_bytes
 from ..comm.transport import Transport
+from ..layout import Weights
 from .local import AttentionWithLse, attention_with_lse, merge
 from .masks import as_BHqk, check_mask, level_rows, narrow_mask
 from .ulysses import ulysses_attention
@@ -103,6 +104,7 @@ def usp_attention(
     attend: AttentionWithLse = attention_with_lse,
     mask: Tensor | None = None,
     scale: float | None = None,
+    weights: Weights | None = None,
 ) -> Tensor:
     """Ulysses within each row of the mesh, a ring across rows: (B, t, H, D) in, (B, t, H, Dv) out.
 
@@ -110,6 +112,7 @@ def usp_attention(
         token_counts: tokens of every rank of the product, in the mesh's order: rank
             ``ring_rank * ulysses_size + ulysses_rank``.
         mask: of all their tokens, in that rank order.
+        weights: of the ranks of a row, by which heads are shared out; the same in all rows, as a column passes on the same heads.
 
     The other arguments and errors are those of :func:`ulysses_attention` and
     :func:`ring_attention`. Source: USP (Fang and Zhao, arXiv 2405.07719).
@@ -122,7 +125,7 @@ def usp_attention(
     def across_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         return ring_attention(q, k, v, ring, [sum(row) for row in rows], attend=attend, mask=mask, scale=scale)[0]
 
-    return ulysses_attention(q_BtHD, k_BtHD, v_BtHD, ulysses, rows[ring.rank], across_rows, mask=mask)
+    return ulysses_attention(q_BtHD, k_BtHD, v_BtHD, ulysses, rows[ring.rank], across_rows, mask=mask, weights=weights)
 
 
 def _travelling_blocks(k_BtHD: Tensor, v_BtHD: Tensor, ring: Ring, token_counts: Sequence[int]):

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..comm.lane import Lane
 from ..comm.ring_shift import Ring
 from ..comm.transport import Transport, TransportStats
+from ..layout import Shares, Weights
 from .head_groups import Overlap
 from .local import attention_with_lse
 from .ring import usp_attention
@@ -36,6 +37,8 @@ class SequenceGroup:
     lane: Lane | None = None
     #: into how many groups the heads of an attention go then
     groups: int = 1
+    #: of all its ranks; None where all get the same
+    shares: Shares | None = None
 
     @classmethod
     def flat(cls, transport: Transport) -> SequenceGroup:
@@ -60,9 +63,28 @@ class SequenceGroup:
         return self if groups == self.groups else replace(self, groups=groups)
 
     @property
+    def token_share(self) -> float:
+        """About which part of the tokens this rank has."""
+        return 1 / self.world_size if self.shares is None else self.shares.tokens[self.rank] / sum(self.shares.tokens)
+
+    @property
+    def token_weights(self) -> Weights | None:
+        """Of all ranks, by which the sequence is shared out; None: equally."""
+        return None if self.shares is None else self.shares.tokens
+
+    @property
+    def head_weights(self) -> Weights | None:
+        """Of the ranks of a Ulysses row, by which heads are shared out; None: equally."""
+        return None if self.shares is None else self.shares.of_columns(1 if self.ring is None else self.ring.world_size)
+
+    @property
     def overlap(self) -> Overlap | None:
-        """None with a ring: it passes keys and values on while it attends, and that counts into the same statistics."""
-        return Overlap(self.lane, self.groups) if self.lane is not None and self.groups > 1 and self.ring is None else None
+        """None with a ring: it passes keys and values on while it attends, and that counts into the same statistics.
+
+        None with shares too: unequal heads go in one exchange.
+        """
+        alone = self.groups == 1 or self.ring is not None or self.shares is not None
+        return None if self.lane is None or alone else Overlap(self.lane, self.groups)
 
     def check(self) -> None:
         """Wait for the exchanges of this forward, and raise what went wrong in them. To be called at the end of a forward."""
@@ -93,7 +115,18 @@ class SequenceGroup:
             scale: of the ring's attention; ``attend`` knows its own.
         """
         if self.ring is None:
-            return ulysses_attention(q_BtHD, k_BtHD, v_BtHD, self.ulysses, token_counts, attend, mask=mask, overlap=self.overlap)
+            return ulysses_attention(
+                q_BtHD, k_BtHD, v_BtHD, self.ulysses, token_counts, attend, mask=mask, overlap=self.overlap, weights=self.head_weights
+            )
         return usp_attention(
-            q_BtHD, k_BtHD, v_BtHD, self.ulysses, self.ring, token_counts, attend=attention_with_lse, mask=mask, scale=scale
+            q_BtHD,
+            k_BtHD,
+            v_BtHD,
+            self.ulysses,
+            self.ring,
+            token_counts,
+            attend=attention_with_lse,
+            mask=mask,
+            scale=scale,
+            weights=self.head_weights,
         )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from ..comm.transport import Transport
+from ..layout import Weights, shard_sizes
 from .head_groups import Overlap, head_groups, heads_of, run_groups
 from .masks import as_BHqk, narrow_mask
 
@@ -35,6 +36,7 @@ def ulysses_attention(
     *,
     mask: Tensor | None = None,
     overlap: Overlap | None = None,
+    weights: Weights | None = None,
 ) -> Tensor:
     """Attention over all ranks' tokens: (B, t, H, D) in, (B, t, H, Dv) out.
 
@@ -49,6 +51,7 @@ def ulysses_attention(
             narrowed to this rank's. ``attend`` gets it as its fourth argument, with four dims.
         overlap: exchange by groups of heads; ``attend`` is then called once for each group, and must treat heads alike. The
             result is that of one exchange, if ``attend`` gives each head what it would give it among others.
+        weights: of the ranks, by which heads are shared out, in one exchange of all; None: equally.
 
     Raises:
         ValueError: a tensor's tokens are not what ``token_counts`` says, heads differ, or
@@ -61,7 +64,7 @@ def ulysses_attention(
             return attend(q_BThD, k_BThD, v_BThD)
         return attend(q_BThD, k_BThD, v_BThD, narrow_mask(mask_BHqk, 1, heads.start, len(heads)))
 
-    return attention_of_heads(q_BtHD, k_BtHD, v_BtHD, transport, token_counts, attend_heads, overlap=overlap)
+    return attention_of_heads(q_BtHD, k_BtHD, v_BtHD, transport, token_counts, attend_heads, overlap=overlap, weights=weights)
 
 
 def attention_of_heads(
@@ -73,23 +76,27 @@ def attention_of_heads(
     attend: AttendHeads,
     *,
     overlap: Overlap | None = None,
+    weights: Weights | None = None,
 ) -> Tensor:
     """:func:`ulysses_attention` with a local attention that is told which of all heads it gets."""
     H = q_BtHD.size(2)
     for name, tensor in (("k", k_BtHD), ("v", v_BtHD)):
         if tensor.size(2) != H:
             raise ValueError(f"{name} has {tensor.size(2)} heads, q has {H}: repeat grouped heads first")
-    groups = head_groups(H, transport.world_size, 1 if overlap is None else overlap.groups)
+    groups = head_groups(H, transport.world_size, 1 if overlap is None else overlap.groups, weights)
+
+    def owned(group: range) -> tuple[int, ...]:
+        return shard_sizes(len(group), transport.world_size, weights)
 
     def scatter(group: range) -> list[Tensor]:
-        return _scatter(transport, [x[:, :, group.start : group.stop] for x in (q_BtHD, k_BtHD, v_BtHD)], token_counts)
+        return _scatter(transport, [x[:, :, group.start : group.stop] for x in (q_BtHD, k_BtHD, v_BtHD)], token_counts, owned(group))
 
     def on_own_heads(group: range, shards_BThD: list[Tensor]) -> Tensor:
-        return _attended(attend, heads_of(group, transport.world_size, transport.rank), *shards_BThD)
+        return _attended(attend, heads_of(group, transport.world_size, transport.rank, weights), *shards_BThD)
 
     if overlap is None or len(groups) == 1:
         [everything] = groups
-        return transport.gather_heads(on_own_heads(everything, scatter(everything)), H, token_counts)
+        return transport.gather_heads(on_own_heads(everything, scatter(everything)), H, token_counts, owned(everything))
     outputs_BtHD: list[Tensor] = []
 
     def on_group(group: range, shards_BThD: list[Tensor]) -> Tensor:
@@ -100,7 +107,8 @@ def attention_of_heads(
 
     def gather(group: range, out_BThD: Tensor) -> None:
         # at once, so that a receive slot is held no longer than it takes
-        outputs_BtHD[0][:, :, group.start : group.stop].copy_(transport.gather_heads(out_BThD, len(group), token_counts))
+        out_BtHD = transport.gather_heads(out_BThD, len(group), token_counts, owned(group))
+        outputs_BtHD[0][:, :, group.start : group.stop].copy_(out_BtHD)
 
     run_groups(groups, scatter, on_group, gather, overlap.lane)
     return outputs_BtHD[0]
@@ -114,9 +122,9 @@ def _attended(attend: AttendHeads, heads: range, q_BThD: Tensor, k_BThD: Tensor,
     return out_BThD
 
 
-def _scatter(transport: Transport, tensors: list[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
+def _scatter(transport: Transport, tensors: list[Tensor], token_counts: Sequence[int], head_counts: Sequence[int]) -> list[Tensor]:
     """Token shards to head shards; neighbours of one shape and dtype in one exchange."""
     scattered: list[Tensor] = []
     for _, alike in itertools.groupby(tensors, key=lambda x: (x.shape, x.dtype)):
-        scattered += transport.scatter_heads(list(alike), token_counts)
+        scattered += transport.scatter_heads(list(alike), token_counts, head_counts)
     return scattered

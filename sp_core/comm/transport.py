@@ -1,8 +1,8 @@
 """The small interface behind which every way of moving shards lives.
 
 Shape legend: B batch, T all tokens, t this rank's tokens, H all heads, h this rank's
-heads, D head_dim, C channels. ``token_counts[r]`` is rank r's t; head ranges follow
-:func:`sp_core.layout.shard_sizes` of H.
+heads, D head_dim, C channels. ``token_counts[r]`` is rank r's t, ``head_counts[r]`` its h; where no head counts
+are given they are :func:`sp_core.layout.shard_sizes` of H.
 
 The exchange is pure data movement: every transport is bit-exact, for any element type,
 any token counts, any head count (also fewer heads than ranks) and any batch.
@@ -89,7 +89,9 @@ class Transport(ABC):
 
     # -- for callers -----------------------------------------------------------
 
-    def scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
+    def scatter_heads(
+        self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int], head_counts: Sequence[int] | None = None
+    ) -> list[Tensor]:
         """Token shards to head shards: each (B, t, H, D) becomes (B, T, h, D).
 
         All tensors share one shape and dtype (q, k and v of a self-attention); they
@@ -102,23 +104,26 @@ class Transport(ABC):
             return [tensor.contiguous() for tensor in tensors_BtHD]
         B, t, H, D = tensors_BtHD[0].shape
         started = time.perf_counter()
-        outputs_BThD = self._scatter_heads(tensors_BtHD, token_counts)
-        heads_of_others = H - shard_sizes(H, self.world_size)[self.rank]
+        outputs_BThD = self._scatter_heads(tensors_BtHD, token_counts, owned := self._owned("scatter_heads", H, head_counts))
+        heads_of_others = H - owned[self.rank]
         head_bytes = len(tensors_BtHD) * B * D * tensors_BtHD[0].element_size()
         self.stats.count(t * heads_of_others * head_bytes, started)
         return outputs_BThD
 
-    def gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
+    def gather_heads(
+        self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int], head_counts: Sequence[int] | None = None
+    ) -> Tensor:
         """Head shards back to token shards: (B, T, h, D) becomes (B, t, H, D). With one rank a contiguous input comes back itself."""
         self._enter()
         self._check_arguments("gather_heads", [tensor_BThD], token_counts, token_counts)
         B, T, h, D = tensor_BThD.shape
-        if h != (owned := shard_sizes(num_heads, self.world_size)[self.rank]):
-            self._fail(ValueError(f"rank {self.rank} owns {owned} of {num_heads} heads, but dim 2 has {h} (gather_heads)"))
+        owned = self._owned("gather_heads", num_heads, head_counts)
+        if h != owned[self.rank]:
+            self._fail(ValueError(f"rank {self.rank} owns {owned[self.rank]} of {num_heads} heads, but dim 2 has {h} (gather_heads)"))
         if self.world_size == 1:
             return tensor_BThD.contiguous()
         started = time.perf_counter()
-        output_BtHD = self._gather_heads(tensor_BThD, num_heads, token_counts)
+        output_BtHD = self._gather_heads(tensor_BThD, token_counts, owned)
         tokens_of_others = T - token_counts[self.rank]
         self.stats.count(tokens_of_others * h * B * D * tensor_BThD.element_size(), started)
         return output_BtHD
@@ -157,10 +162,10 @@ class Transport(ABC):
     # -- for transports --------------------------------------------------------
 
     @abstractmethod
-    def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]: ...
+    def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int], head_counts: Sequence[int]) -> list[Tensor]: ...
 
     @abstractmethod
-    def _gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor: ...
+    def _gather_heads(self, tensor_BThD: Tensor, token_counts: Sequence[int], head_counts: Sequence[int]) -> Tensor: ...
 
     @abstractmethod
     def _all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor: ...
@@ -175,6 +180,15 @@ class Transport(ABC):
     def _enter(self) -> None:
         if self.on_enter is not None:
             self.on_enter()
+
+    def _owned(self, call: str, heads: int, head_counts: Sequence[int] | None) -> tuple[int, ...]:
+        """Heads of each rank, equal shares where the caller gave none."""
+        if head_counts is None:
+            return shard_sizes(heads, self.world_size)
+        if len(head_counts) != self.world_size or sum(head_counts) != heads or min(head_counts) < 0:
+            problem = f"got head counts {list(head_counts)} for {heads} heads of {self.world_size} ranks"
+            self._fail(ValueError(f"rank {self.rank}: {problem} ({call})"))
+        return tuple(head_counts)
 
     def _check_arguments(self, call: str, tensors: Sequence[Tensor], token_counts: Sequence[int], brought: Sequence[int]) -> None:
         """Whether the arguments fit each other; ``brought``: the token counts whose sum is dim 1 of each tensor."""

@@ -46,17 +46,16 @@ class VerifiedTransport(WrappingTransport):
         # in which slots, and up to how many bytes
         self._made, self._verified = -1, 0
 
-    def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
+    def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int], head_counts: Sequence[int]) -> list[Tensor]:
         first = tensors_BtHD[0]
-        B, _, H, D = first.shape
-        heads = -(-H // self.world_size)
-        self._make_ready(len(tensors_BtHD), B * sum(token_counts) * heads * D * first.element_size())
-        return self.inner._scatter_heads(tensors_BtHD, token_counts)
+        B, _, _, D = first.shape
+        self._make_ready(len(tensors_BtHD), B * sum(token_counts) * max(head_counts) * D * first.element_size())
+        return self.inner._scatter_heads(tensors_BtHD, token_counts, head_counts)
 
-    def _gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
+    def _gather_heads(self, tensor_BThD: Tensor, token_counts: Sequence[int], head_counts: Sequence[int]) -> Tensor:
         B, _, _, D = tensor_BThD.shape
-        self._make_ready(1, B * max(token_counts) * num_heads * D * tensor_BThD.element_size())
-        return self.inner._gather_heads(tensor_BThD, num_heads, token_counts)
+        self._make_ready(1, B * max(token_counts) * sum(head_counts) * D * tensor_BThD.element_size())
+        return self.inner._gather_heads(tensor_BThD, token_counts, head_counts)
 
     def _all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor:
         B, _, *rest = tensor_Bt.shape

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from .sharding import shard_range, shard_sizes
+from .sharding import Weights, shard_range, shard_sizes
 from .tiles import Tile, choose_split, tile_indices, tile_of
+
+#: what tiles may cost the slowest rank against a flat layout, where ranks are not equally fast
+COARSE = 1.05
 
 
 class SequenceLayout(ABC):
@@ -60,6 +63,10 @@ class SequenceLayout(ABC):
         """
 
     @abstractmethod
+    def weighted(self, weights: Weights | None) -> SequenceLayout:
+        """The same sequence, with shards by these weights of the ranks; None: equal shards."""
+
+    @abstractmethod
     def describe(self) -> str:
         """A few words for logs: "flat", "tiles 2x2"."""
 
@@ -73,24 +80,25 @@ class SequenceLayout(ABC):
 
 @dataclass(frozen=True)
 class FlatLayout(SequenceLayout):
-    """Contiguous shards of ceil/floor size of a sequence of any kind."""
+    """Contiguous shards of a sequence of any kind, of ceil/floor size or by weights."""
 
     tokens: int
     world_size: int
+    weights: Weights | None = None
 
     def __post_init__(self) -> None:
-        shard_sizes(self.tokens, self.world_size)  # refuses what cannot be sharded
+        shard_sizes(self.tokens, self.world_size, self.weights)  # refuses what cannot be sharded
 
     @cached_property
     def counts(self) -> tuple[int, ...]:  # type: ignore[override]
-        return shard_sizes(self.tokens, self.world_size)
+        return shard_sizes(self.tokens, self.world_size, self.weights)
 
     def indices(self, rank: int) -> slice:
-        return slice(*shard_range(self.tokens, self.world_size, rank))
+        return slice(*shard_range(self.tokens, self.world_size, rank, self.weights))
 
     def shard(self, tensor: Tensor, rank: int, dim: int = 1) -> Tensor:
         self._check(tensor, dim)
-        start, stop = shard_range(self.tokens, self.world_size, rank)
+        start, stop = shard_range(self.tokens, self.world_size, rank, self.weights)
         return _owned(tensor.narrow(dim, start, stop - start))
 
     def restore(self, gathered: Tensor, dim: int = 1) -> Tensor:
@@ -99,6 +107,9 @@ class FlatLayout(SequenceLayout):
 
     def order(self) -> None:
         return None
+
+    def weighted(self, weights: Weights | None) -> FlatLayout:
+        return replace(self, weights=weights)
 
     def describe(self) -> str:
         return "flat"
@@ -119,6 +130,7 @@ class TileLayout(SequenceLayout):
     split: tuple[int, int]
     prefix: int = 0
     suffix: int = 0
+    weights: Weights | None = None
 
     @classmethod
     def over(cls, grid: Sequence[int], world_size: int, prefix: int = 0, suffix: int = 0) -> TileLayout:
@@ -149,15 +161,12 @@ class TileLayout(SequenceLayout):
 
     @cached_property
     def counts(self) -> tuple[int, ...]:  # type: ignore[override]
-        extra = zip(shard_sizes(self.prefix, self.world_size), shard_sizes(self.suffix, self.world_size), strict=True)
-        return tuple(
-            before + self.grid[0] * self.tile(rank).area + after
-            for rank, (before, after) in zip(range(self.world_size), extra, strict=True)
-        )
+        before, after = (shard_sizes(count, self.world_size, self.weights) for count in (self.prefix, self.suffix))
+        return tuple(before[rank] + self.grid[0] * self.tile(rank).area + after[rank] for rank in range(self.world_size))
 
     def tile(self, rank: int) -> Tile:
         """Rows and columns of every frame that ``rank`` owns."""
-        return tile_of(self.grid[1:], self.split, rank)
+        return tile_of(self.grid[1:], self.split, rank, self.weights)
 
     def local_grid(self, rank: int) -> tuple[int, int, int]:
         """(F, h, w) of ``rank``'s tile; h * w are its tokens a frame."""
@@ -170,7 +179,7 @@ class TileLayout(SequenceLayout):
         return torch.cat(
             [
                 torch.arange(*prefix),
-                tile_indices(self.grid, self.split, rank) + self.prefix,
+                tile_indices(self.grid, self.split, rank, self.weights) + self.prefix,
                 torch.arange(*suffix) + after,
             ]
         )
@@ -200,6 +209,10 @@ class TileLayout(SequenceLayout):
     def order(self) -> Tensor | None:
         return self._order
 
+    def weighted(self, weights: Weights | None) -> TileLayout:
+        """Split anew: with other weights another split can be the best."""
+        return replace(self, split=choose_split(*self.grid[1:], self.world_size, weights), weights=weights)
+
     def describe(self) -> str:
         return f"tiles {self.split[0]}x{self.split[1]}"
 
@@ -210,7 +223,8 @@ class TileLayout(SequenceLayout):
 
     def _extra(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Half-open ranges of the rank's prefix tokens and of its suffix tokens."""
-        return shard_range(self.prefix, self.world_size, rank), shard_range(self.suffix, self.world_size, rank)
+        before, after = (shard_range(count, self.world_size, rank, self.weights) for count in (self.prefix, self.suffix))
+        return before, after
 
     def _views(self, tensor: Tensor, rank: int, dim: int) -> list[Tensor]:
         """The rank's parts as views of ``tensor``: (..., t, ...) or, of the grid, (..., F, h, w, ...)."""
@@ -222,6 +236,15 @@ class TileLayout(SequenceLayout):
         if self.suffix:
             views.append(tensor.narrow(dim, self.prefix + self.grid_tokens + after[0], after[1] - after[0]))
         return views
+
+
+def too_coarse(layout: SequenceLayout, flat: SequenceLayout, weights: Weights) -> bool:
+    """Whether the slowest rank has notably more to do in ``layout`` than in ``flat``: tiles are whole rows and columns."""
+
+    def slowest(counts: tuple[int, ...]) -> float:
+        return max(count / weight for count, weight in zip(counts, weights, strict=True))
+
+    return slowest(layout.counts) > COARSE * slowest(flat.counts)
 
 
 def _owned(view: Tensor) -> Tensor:

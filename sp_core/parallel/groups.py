@@ -17,6 +17,7 @@ from ..comm import Transport, TransportStats
 from ..comm.lane import Lane
 from ..comm.ring_shift import Ring
 from ..comm.small_collectives import all_gather_ints
+from ..layout import Shares
 from ..planner.degrees import Degrees
 from .mesh import Mesh, MeshAxis, Meshes
 
@@ -39,6 +40,14 @@ class ParallelGroups:
     def in_groups(self, groups: int) -> ParallelGroups:
         """The same, with so many groups of heads in every attention (:mod:`sp_core.attention.head_groups`)."""
         return replace(self, sequence=self.sequence.in_groups(groups))
+
+    def with_shares(self, shares: Shares | None) -> ParallelGroups:
+        """The same, with tokens and heads by the shares of all ranks, of which this rank's sequence group takes its own."""
+        if shares is None:
+            return self
+        size = self.sequence.world_size
+        first = 0 if self.cfg is None else self.cfg.rank * size
+        return replace(self, sequence=replace(self.sequence, shares=shares.part(first, first + size)))
 
 
 class ParallelGroupsCache:

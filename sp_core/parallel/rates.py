@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median
 
 import torch
+import torch.nn.functional as F
 
 from ..comm import Transport
-from ..comm.small_collectives import all_gather_ints
+from ..comm.small_collectives import all_gather_bytes, all_gather_ints
 from ..planner.cost import MeasuredRates
 
 #: rows and columns of the matrices that are multiplied
@@ -20,31 +22,76 @@ _ACCELERATOR_SHAPE, _CPU_SHAPE = (4096, 32, 128), (512, 16, 64)
 _ROUNDS, _WARM_UP = 6, 2
 
 
-def measure_rates(transport: Transport, device: torch.device, dtype: torch.dtype, seconds: float = 0.15) -> MeasuredRates:
-    """Rates of the slowest device and the slowest link, equal on all ranks. Collective; takes about twice ``seconds``.
+def measure_rates(
+    transport: Transport, device: torch.device, dtype: torch.dtype, seconds: float = 0.15, slowed: float = 1.0
+) -> MeasuredRates:
+    """Rates of the slowest device and the slowest link, and of each device where they are of several kinds; equal on all ranks.
+
+    Collective; takes about twice ``seconds``, and once more where devices differ.
 
     A device computes a square matrix product in ``dtype``; a link carries an exchange of q, k and v.
 
     Args:
         transport: of at least two ranks.
+        slowed: how many times as long this rank is made to take for what it computes.
     """
     is_cpu = device.type == "cpu"
-    flops = _flops(device, dtype, _CPU_MATRIX if is_cpu else _ACCELERATOR_MATRIX, seconds)
+    flops = _flops(device, dtype, _CPU_MATRIX if is_cpu else _ACCELERATOR_MATRIX, seconds) / slowed
     bandwidth, latency_s = _link(transport, device, dtype)
     ranks = all_gather_ints(None, [int(flops / 1e6), int(bandwidth / 1e3), int(latency_s * 1e9)])
     mega_flops, kilobytes, nanoseconds = zip(*ranks, strict=True)
-    return MeasuredRates(device.type, min(mega_flops) * 1e6, min(kilobytes) * 1e3, max(nanoseconds) / 1e9, transport.beside)
+    rates = MeasuredRates(device.type, min(mega_flops) * 1e6, min(kilobytes) * 1e3, max(nanoseconds) / 1e9, transport.beside)
+    if len(set(all_gather_bytes(None, f"{device_kind(device)} {slowed}".encode()))) == 1:
+        return rates
+    own = _attention_flops(device, dtype, seconds) / slowed
+    attention, room = zip(*all_gather_ints(None, [int(own / 1e6), _memory(device)]), strict=True)
+    return replace(
+        rates,
+        linear=tuple(count * 1e6 for count in mega_flops),
+        attention=tuple(count * 1e6 for count in attention),
+        room=tuple(map(float, room)) if min(room) else (),
+    )
+
+
+def device_kind(device: torch.device) -> str:
+    """Equal for devices that are equally fast and have as much memory, as far as their driver says."""
+    if device.type == "cpu":
+        return "cpu"
+    properties = _properties(device)
+    return f"{getattr(properties, 'name', device.type)}, {_memory(device) >> 28} x 256 MiB"
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes of memory of an accelerator; 0 where the driver does not say, and for a CPU."""
+    return int(getattr(_properties(device), "total_memory", 0))
+
+
+def _properties(device: torch.device) -> object:
+    module = None if device.type == "cpu" else getattr(torch, device.type, None)
+    return module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
+
+
+def _attention_flops(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+    """FLOP/s of this device in attention, for so many seconds."""
+    heads, tokens, head_dim = (4, 512, 64) if device.type == "cpu" else (16, 8192, 128)
+    q_BHTD = torch.randn(1, heads, tokens, head_dim, device=device).to(dtype)
+    return _rate(lambda: F.scaled_dot_product_attention(q_BHTD, q_BHTD, q_BHTD), 4.0 * heads * tokens**2 * head_dim, device, seconds)
 
 
 def _flops(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:
     """FLOP/s of this device, in products of (size, size) matrices for so many seconds."""
     matrix = torch.randn(size, size, device=device).to(dtype)
-    _seconds(lambda: matrix @ matrix, device)
+    return _rate(lambda: matrix @ matrix, 2.0 * size**3, device, seconds)
+
+
+def _rate(call: Callable[[], object], flop: float, device: torch.device, seconds: float) -> float:
+    """FLOP/s of a call, the median of as many as fit into so many seconds."""
+    _seconds(call, device)
     times: list[float] = []
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline or not times:
-        times.append(_seconds(lambda: matrix @ matrix, device))
-    return 2.0 * size**3 / median(times)
+        times.append(_seconds(call, device))
+    return flop / median(times)
 
 
 def _link(transport: Transport, device: torch.device, dtype: torch.dtype) -> tuple[float, float]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..layout.shares import Shares
 from .cost import Cost, MeasuredRates, ModelShape, predict
-from .degrees import NOTHING_REQUESTED, Degrees, RequestedDegrees, matching
+from .degrees import NOTHING_REQUESTED, SHARES_WORDS, Degrees, RequestedDegrees, matching
 from .overlap import ONE_GROUP, GroupChoice, choose_groups, hidden_s, requested_groups
 
 #: fewer devices must be predicted to be this many times as fast before any is left idle: a prediction is no measurement
@@ -27,10 +28,23 @@ class DegreeChoice:
     cost: Cost | None = None
     one_device: Cost | None = None
     groups: GroupChoice = ONE_GROUP
+    #: of all ranks; None where each gets the same
+    shares: Shares | None = None
+
+    def with_shares(self, shares: Shares | None) -> DegreeChoice:
+        """The same, with shares of all ranks, of which those that take part keep theirs. Unequal heads go in one exchange."""
+        own = None if shares is None else shares.part(0, self.degrees.ranks)
+        size = self.degrees.ring * self.degrees.ulysses
+        if own is None or all(own.part(first, first + size) is None for first in range(0, self.degrees.ranks, size)):
+            return self  # ranks that share tokens are equal, whatever those of other parts of the batch are
+        groups = self.groups if self.groups.groups == 1 else GroupChoice(why="the devices have unequal shares of the heads")
+        return replace(self, shares=own, groups=groups)
 
     def line(self, layout: str, transport: str) -> str:
         """ "8 devices: CFG 2 x Ulysses 4, tiles 2x2, nccl, predicted 1.31 s a forward, one device 9.8 s"."""
         text = f"{self.devices} devices: {self.degrees.describe()}, {layout}, {transport}"
+        if self.shares is not None:
+            text += f", {self.shares.describe()}"
         if told := self.groups.describe():
             text += f", {told}"
         if self.cost is None or self.one_device is None:
@@ -75,6 +89,7 @@ def choose(
     may_idle: bool = False,
     may_ring: bool = True,
     groups: int = 0,
+    shares: Shares | None = None,
 ) -> DegreeChoice:
     """Degrees for one forward.
 
@@ -88,17 +103,18 @@ def choose(
             only where Ulysses would leave ranks without a head: it sends more, and its kernels see
             shorter blocks than the prediction knows of.
         groups: of heads, as the user asked for; 0 leaves them to the prediction.
+        shares: of all ranks, where they do not all get the same.
     """
-    fitting = candidates(world_size, conditionings, requested)
+    fitting = _with_shares(candidates(world_size, conditionings, requested), requested, shares)
     heads = shape.heads if shape is not None and may_ring else world_size
     if not requested.ring:
         fitting = _fewest_rings(fitting, heads)
     if shape is None or rates is None or not tokens:
         degrees = min(fitting, key=lambda degrees: (degrees.ring, -degrees.cfg))
-        return DegreeChoice(degrees, world_size, groups=requested_groups(groups, degrees))
+        return DegreeChoice(degrees, world_size, groups=requested_groups(groups, degrees)).with_shares(shares)
 
     def cost(degrees: Degrees) -> Cost:
-        return _cost_and_groups(shape, tokens, conditionings, rates, degrees, groups)[0]
+        return _cost_and_groups(shape, tokens, conditionings, rates, degrees, groups, shares)[0]
 
     best = min(fitting, key=lambda degrees: (cost(degrees).total_s, degrees.ring))
     if may_idle and requested == NOTHING_REQUESTED:
@@ -107,14 +123,34 @@ def choose(
         rival = min(smaller, key=lambda degrees: (cost(degrees).total_s, degrees.ranks), default=best)
         if cost(rival).total_s * MARGIN < cost(best).total_s:
             best = rival
-    predicted, chosen = _cost_and_groups(shape, tokens, conditionings, rates, best, groups)
-    return DegreeChoice(best, world_size, predicted, cost(Degrees()), chosen)
+    predicted, chosen = _cost_and_groups(shape, tokens, conditionings, rates, best, groups, shares)
+    return DegreeChoice(best, world_size, predicted, cost(Degrees()), chosen).with_shares(shares)
+
+
+def _with_shares(fitting: list[Degrees], requested: RequestedDegrees, shares: Shares | None) -> list[Degrees]:
+    """Degrees that can give ranks the shares that a user named: each part of the batch has as many rows, whatever its ranks' shares."""
+    if shares is None or requested.cfg or requested.shares in SHARES_WORDS:
+        return fitting
+    return [degrees for degrees in fitting if degrees.cfg == 1 or _same_for_all_parts(shares, degrees)] or fitting
+
+
+def _same_for_all_parts(shares: Shares, degrees: Degrees) -> bool:
+    size = degrees.ring * degrees.ulysses
+    return len({sum(shares.tokens[first : first + size]) for first in range(0, degrees.ranks, size)}) == 1
 
 
 def _cost_and_groups(
-    shape: ModelShape, tokens: int, conditionings: int, rates: MeasuredRates, degrees: Degrees, requested: int
+    shape: ModelShape,
+    tokens: int,
+    conditionings: int,
+    rates: MeasuredRates,
+    degrees: Degrees,
+    requested: int,
+    shares: Shares | None,
 ) -> tuple[Cost, GroupChoice]:
-    alone, rows = predict(shape, tokens, conditionings, rates, degrees), conditionings // degrees.cfg
+    alone, rows = predict(shape, tokens, conditionings, rates, degrees, shares), conditionings // degrees.cfg
+    if shares is not None:
+        return alone, requested_groups(requested, degrees)
     groups = requested_groups(requested, degrees) if requested else choose_groups(shape, tokens, rows, rates, degrees)
     if not rates.beside:
         return alone, groups

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ..layout import FlatLayout
+from ..layout import FlatLayout, Shares, Weights, shard_sizes
 from .degrees import Degrees
 from .traffic import CrossAttention, ForwardShape, forward_bytes
 
@@ -49,6 +49,8 @@ class MeasuredRates:
 
     ``flops`` is FLOP/s in the model's precision, ``bandwidth`` the bytes/s that every device can
     send at the same time, and ``latency_s`` the seconds of one collective that sends next to nothing.
+    ``linear`` and ``attention`` are FLOP/s of each rank, and ``room`` the bytes that its activations can have, where ranks differ;
+    empty where they do not.
     ``beside``: a device can compute meanwhile, see :attr:`sp_core.comm.transport.Transport.beside`.
     """
 
@@ -57,6 +59,9 @@ class MeasuredRates:
     bandwidth: float
     latency_s: float = 40e-6
     beside: bool = False
+    linear: tuple[float, ...] = ()
+    attention: tuple[float, ...] = ()
+    room: tuple[float, ...] = ()
 
     def exchange_s(self, sent_bytes: float, collectives: int) -> float:
         """Seconds in which a device sends so many bytes in so many collectives."""
@@ -80,8 +85,10 @@ class Cost:
         return self.compute_s + self.exchange_s + self.latency_s
 
 
-def predict(shape: ModelShape, tokens: int, conditionings: int, rates: MeasuredRates, degrees: Degrees) -> Cost:
-    """Cost of one forward of ``conditionings`` batch rows of ``tokens`` tokens each.
+def predict(
+    shape: ModelShape, tokens: int, conditionings: int, rates: MeasuredRates, degrees: Degrees, shares: Shares | None = None
+) -> Cost:
+    """Cost of one forward of ``conditionings`` batch rows of ``tokens`` tokens each; ``shares`` are those of all ranks.
 
     Raises:
         ValueError: the batch does not divide by ``degrees.cfg``.
@@ -89,6 +96,8 @@ def predict(shape: ModelShape, tokens: int, conditionings: int, rates: MeasuredR
     if conditionings % degrees.cfg:
         raise ValueError(f"{conditionings} conditionings cannot be split into {degrees.cfg} equal parts")
     rows, ranks = conditionings // degrees.cfg, degrees.ring * degrees.ulysses
+    if shares is not None or rates.linear:
+        return _of_unequal_ranks(shape, tokens, rows, rates, degrees, shares)
     layout = FlatLayout(tokens, ranks)
     linear_s = rows * shape.blocks * max(layout.counts) * shape.linear_flops / rates.flops
     heads = math.ceil(shape.heads / degrees.ulysses)
@@ -96,15 +105,73 @@ def predict(shape: ModelShape, tokens: int, conditionings: int, rates: MeasuredR
     attention_s = rows * shape.blocks * 4.0 * queries * tokens * heads * shape.head_dim / rates.flops
     if ranks == 1:
         return Cost(linear_s + attention_s, 0.0, 0.0)
-    traffic = ForwardShape(shape.blocks, shape.heads, shape.head_dim, shape.out_channels, rows, shape.itemsize, shape.itemsize, shape.cross)
+    traffic = _traffic(shape, rows)
     sent_s = forward_bytes(traffic, layout, 0, degrees.ring) / rates.bandwidth
-    if degrees.ring > 1:
-        # the Ulysses exchange within a row cannot hide behind anything; what the ring passes on can
-        row = replace(traffic, cross=None)
-        row_s = forward_bytes(row, FlatLayout(queries, degrees.ulysses), 0, 1) / rates.bandwidth if degrees.ulysses > 1 else 0.0
-        sent_s = row_s + max(0.0, sent_s - row_s - attention_s)
+    sent_s = _exposed_s(traffic, sent_s, attention_s, queries, rates, degrees)
+    return Cost(linear_s + attention_s, sent_s, _latency_s(shape, rates, degrees))
+
+
+def _of_unequal_ranks(shape: ModelShape, tokens: int, rows: int, rates: MeasuredRates, degrees: Degrees, shares: Shares | None) -> Cost:
+    """The slowest part of the batch. Its ranks wait for each other before and behind each attention."""
+    ranks, costs, traffic = degrees.ring * degrees.ulysses, [], _traffic(shape, rows)
+    for first in range(0, degrees.ranks, ranks):
+        computing = [rank_compute_s(shape, tokens, rows, rates, degrees, shares, first + rank) for rank in range(ranks)]
+        linear_s, attention_s = (max(seconds) for seconds in zip(*computing, strict=True))
+        layout, heads_by = _shared_out(tokens, degrees, shares, first)
+        sent = max(forward_bytes(traffic, layout, rank, degrees.ring, heads_by) for rank in range(ranks)) if ranks > 1 else 0
+        sent_s = _exposed_s(traffic, sent / rates.bandwidth, attention_s, math.ceil(tokens / degrees.ring), rates, degrees)
+        costs.append(Cost(linear_s + attention_s, sent_s, _latency_s(shape, rates, degrees) if ranks > 1 else 0.0))
+    return max(costs, key=lambda cost: cost.total_s)
+
+
+def rank_compute_s(
+    shape: ModelShape, tokens: int, rows: int, rates: MeasuredRates, degrees: Degrees, shares: Shares | None, rank: int
+) -> tuple[float, float]:
+    """Seconds of the linear layers and of the attention of one forward on ``rank``, by its own rates.
+
+    Args:
+        rows: of the batch, that each part has.
+        shares: of all ranks.
+    """
+    ranks = degrees.ring * degrees.ulysses
+    first, place = rank // ranks * ranks, rank % ranks
+    layout, heads_by = _shared_out(tokens, degrees, shares, first)
+    row, column = divmod(place, degrees.ulysses)
+    queries = sum(layout.counts[row * degrees.ulysses : (row + 1) * degrees.ulysses])
+    heads = shard_sizes(shape.heads, degrees.ulysses, heads_by)[column]
+    linear, attention = (rate[rank] if rate else rates.flops for rate in (rates.linear, rates.attention))
+    each = rows * shape.blocks
+    return (
+        each * layout.counts[place] * shape.linear_flops / linear,
+        each * 4.0 * queries * tokens * heads * shape.head_dim / attention,
+    )
+
+
+def _shared_out(tokens: int, degrees: Degrees, shares: Shares | None, first: int) -> tuple[FlatLayout, Weights | None]:
+    """Tokens of the part of the batch whose ranks begin at ``first``, and the weights of the heads of its rows."""
+    ranks = degrees.ring * degrees.ulysses
+    part = None if shares is None else shares.part(first, first + ranks)
+    if part is None:
+        return FlatLayout(tokens, ranks), None
+    return FlatLayout(tokens, ranks, part.tokens), part.of_columns(degrees.ring)
+
+
+def _exposed_s(traffic: ForwardShape, sent_s: float, attention_s: float, queries: int, rates: MeasuredRates, degrees: Degrees) -> float:
+    """Seconds of an exchange that nothing hides: what a ring passes on hides behind attention, the exchange within a row does not."""
+    if degrees.ring == 1:
+        return sent_s
+    row = replace(traffic, cross=None)
+    row_s = forward_bytes(row, FlatLayout(queries, degrees.ulysses), 0, 1) / rates.bandwidth if degrees.ulysses > 1 else 0.0
+    return row_s + max(0.0, sent_s - row_s - attention_s)
+
+
+def _traffic(shape: ModelShape, rows: int) -> ForwardShape:
+    return ForwardShape(shape.blocks, shape.heads, shape.head_dim, shape.out_channels, rows, shape.itemsize, shape.itemsize, shape.cross)
+
+
+def _latency_s(shape: ModelShape, rates: MeasuredRates, degrees: Degrees) -> float:
     collectives = (2 if degrees.ulysses > 1 else 0) + (degrees.ring - 1) + (2 if shape.cross is not None else 0)
-    return Cost(linear_s + attention_s, sent_s, shape.blocks * collectives * rates.latency_s)
+    return shape.blocks * collectives * rates.latency_s
 
 
 def speed_up(shape: ModelShape, tokens: int, conditionings: int, rates: MeasuredRates, degrees: Degrees) -> float:

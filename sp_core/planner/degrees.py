@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from ..errors import SPError
+from ..layout.shares import Shares, uneven, whole_numbers
 
 #: token layouts that a user can ask for; what they are is in :mod:`sp_core.layout`, which of them a model has in its plan
 LAYOUT_CHOICES = ("auto", "flat", "tiles")
+
+
+#: what a user can say of shares instead of numbers: by measured speed, or the same for each device
+SHARES_WORDS = ("auto", "equal")
+#: how much more one device may get than another
+MOST_SHARE = 1000
 
 
 @dataclass(frozen=True)
@@ -36,13 +44,15 @@ class Degrees:
 class RequestedDegrees:
     """What the user asked for. 0 leaves a degree to the planner, "auto" leaves the layout of the tokens to the plan.
 
-    ``cfg`` is SP Model Patch's input ``cfg_split``: 2 splits batched conditionings, 1 does not.
+    ``cfg`` is SP Model Patch's input ``cfg_split``: 2 splits batched conditionings, 1 does not. ``shares`` is "auto", "equal", or a
+    number for each device, as "3,1".
     """
 
     cfg: int = 0
     ring: int = 0
     ulysses: int = 0
     layout: str = "auto"
+    shares: str = "auto"
 
 
 #: everything is left to the planner
@@ -77,18 +87,44 @@ def check_requested(requested: RequestedDegrees, world_size: int) -> None:
     """Refuse what ``world_size`` devices cannot do.
 
     Raises:
-        SPError: there is no such layout of tokens, a degree is no number of devices, or no degrees agree; the message then names
-            the nearest that are possible.
+        SPError: there is no such layout of tokens, a degree is no number of devices, the shares are not one positive number a
+            device, or no degrees agree; the message then names the nearest that are possible.
     """
     for name, value in (("cfg_split", requested.cfg), ("ring", requested.ring), ("ulysses", requested.ulysses)):
         if not isinstance(value, int) or value < 0:
             raise SPError(f"'{value}' is no value for {name}: it is a number of devices, and 0 leaves it to the planner")
     if requested.layout not in LAYOUT_CHOICES:
         raise SPError(f"'{requested.layout}' is no layout; there are {', '.join(LAYOUT_CHOICES)}")
+    requested_shares(requested.shares, world_size)
     if not matching(requested, world_size):
         nearest = sorted(possible_degrees(world_size), key=lambda degrees: _distance(requested, degrees))[:3]
         wanted = Degrees(max(requested.cfg, 1), max(requested.ring, 1), max(requested.ulysses, 1)).describe()
         raise SPError(f"{wanted} cannot be laid over {world_size} devices. Nearest possible: {'; '.join(d.describe() for d in nearest)}")
+
+
+def requested_shares(shares: str, world_size: int) -> Shares | None:
+    """The shares that a user named, or None: "auto", "equal", and numbers that are equal.
+
+    Raises:
+        SPError: they are not one positive number a device.
+    """
+    if not isinstance(shares, str):  # what comes over a wire can be anything
+        raise SPError(f"'{shares}' is no value for shares: it is auto, equal, or a number for each device, as 3,1")
+    if shares.strip() in SHARES_WORDS:
+        return None
+    parts = [part.strip() for part in shares.split(",")]
+    try:
+        numbers = [Fraction(part) for part in parts]
+    except (ValueError, ZeroDivisionError):
+        raise SPError(f"'{shares}' is no value for shares: it is auto, equal, or a number for each device, as 3,1") from None
+    if min(numbers) <= 0:
+        raise SPError(f"The shares {shares} have a number that is not above zero: to leave a device out, take it out of devices")
+    if len(numbers) != world_size:
+        count = f"{len(numbers)} number{'s' * (len(numbers) > 1)}"
+        raise SPError(f"The shares {shares} are {count}, but there are {world_size} devices; give one number for each device")
+    if max(numbers) > MOST_SHARE * min(numbers):
+        raise SPError(f"The shares {shares} differ by more than {MOST_SHARE} times: take the slowest device out of devices")
+    return uneven(Shares.of(whole_numbers(numbers)))
 
 
 def _distance(requested: RequestedDegrees, degrees: Degrees) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..layout.sequence import SequenceLayout
-from ..layout.sharding import shard_sizes
+from ..layout.sharding import Weights, shard_sizes
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,11 @@ class ForwardShape:
     cross: CrossAttention | None = None
 
 
-def forward_bytes(shape: ForwardShape, layout: SequenceLayout, rank: int, ring: int = 1) -> int:
+def forward_bytes(shape: ForwardShape, layout: SequenceLayout, rank: int, ring: int = 1, weights: Weights | None = None) -> int:
     """Bytes that ``rank`` sends in one forward on a mesh of ``ring`` x (world_size / ring) ranks.
+
+    Args:
+        weights: of the ranks of a row, by which the heads of self-attention are shared out; None: equally.
 
     Raises:
         ValueError: ``ring`` does not divide the world; no such rank.
@@ -60,13 +63,13 @@ def forward_bytes(shape: ForwardShape, layout: SequenceLayout, rank: int, ring: 
     if not 0 <= rank < len(counts):
         raise ValueError(f"rank {rank} is outside a world of {len(counts)}")
     element = shape.batch * shape.itemsize
-    block = attention_bytes(counts, rank, ring, shape.heads, shape.head_dim * element)
+    block = attention_bytes(counts, rank, ring, shape.heads, shape.head_dim * element, weights)
     if shape.cross is not None:
         block += cross_bytes(shape.cross, counts, rank, element, shape.batch)
     return shape.blocks * block + gather_bytes(counts, shape.batch * shape.out_channels * shape.out_itemsize)
 
 
-def attention_bytes(counts: Sequence[int], rank: int, ring: int, heads: int, head_bytes: int) -> int:
+def attention_bytes(counts: Sequence[int], rank: int, ring: int, heads: int, head_bytes: int, weights: Weights | None = None) -> int:
     """Bytes that ``rank`` sends in one self-attention on ring x Ulysses.
 
     The ranks of its row exchange q, k, v and the result. The ring passes on k and v of this rank's heads.
@@ -75,12 +78,13 @@ def attention_bytes(counts: Sequence[int], rank: int, ring: int, heads: int, hea
         counts: tokens of each rank.
         heads: of the model, H.
         head_bytes: of one head of one token, for all batch rows.
+        weights: of the ranks of a row, by which heads are shared out; None: equally.
     """
     width = len(counts) // ring
     rows = [counts[start : start + width] for start in range(0, len(counts), width)]
     place, column = divmod(rank, width)
-    row, h = rows[place], shard_sizes(heads, width)[column]
-    sent = 3 * scatter_bytes(row, column, heads, head_bytes)
+    row, h = rows[place], shard_sizes(heads, width, weights)[column]
+    sent = 3 * scatter_bytes(row, column, heads, head_bytes, weights)
     sent += h * (sum(row) - row[column]) * head_bytes  # the result goes back: this rank's heads of the others' tokens
     if h and ring > 1:
         # in ring - 1 hops, every block passes through this rank except the one that starts at the next rank
@@ -88,9 +92,9 @@ def attention_bytes(counts: Sequence[int], rank: int, ring: int, heads: int, hea
     return sent
 
 
-def scatter_bytes(counts: Sequence[int], rank: int, heads: int, head_bytes: int) -> int:
+def scatter_bytes(counts: Sequence[int], rank: int, heads: int, head_bytes: int, weights: Weights | None = None) -> int:
     """Bytes that ``rank`` sends of one tensor that goes from token shards to head shards: its tokens of the others' heads."""
-    return counts[rank] * (heads - shard_sizes(heads, len(counts))[rank]) * head_bytes
+    return counts[rank] * (heads - shard_sizes(heads, len(counts), weights)[rank]) * head_bytes
 
 
 def gather_bytes(counts: Sequence[int], token_bytes: int) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..attention.sequence_group import SequenceGroup
 from ..comm import Transport
 from ..errors import SPError
-from ..layout import FlatLayout, SequenceLayout
+from ..layout import FlatLayout, SequenceLayout, too_coarse
 from .arguments import Arguments, parameter_names
 from .compiled_blocks import CompiledBlock, Compiler
 from .forward_state import Escaped, ForwardState, ShardRule
@@ -241,7 +241,8 @@ class Engine:
 
     def _layout(self, model: nn.Module, call: Arguments, tokens: int) -> SequenceLayout:
         plan, world_size = self.plan, self.sequence.world_size
-        flat = FlatLayout(tokens, world_size)
+        weights = self.sequence.token_weights
+        flat = FlatLayout(tokens, world_size, weights)
         if self._wanted == "flat" and not plan.only_tiles:
             return flat
         arguments = {**call.by_name(), "input": self._inputs.get("x")}
@@ -252,6 +253,10 @@ class Engine:
                 + ("" if plan.only_tiles else " or flat")
             )
         layout = choose(model, arguments, tokens, world_size)
+        if weights is not None:
+            layout = layout.weighted(weights)
+            if self._wanted == "auto" and not plan.only_tiles and too_coarse(layout, flat, weights):
+                return flat
         # a grid can be too small for as many tiles as ranks where its tokens are still enough for all
         return flat if 0 in layout.counts and not plan.only_tiles else layout
 

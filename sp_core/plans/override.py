@@ -221,7 +221,14 @@ class ExchangedAttention:
             mask = mask.roll([n] * len(dims), dims)
         mask = self._in_rank_order(mask)
         out_BtHD, out_BNHD = joint_attention(
-            own, replicated, self.sequence.all_ranks, counts, local, mask=mask, overlap=self.sequence.overlap
+            own,
+            replicated,
+            self.sequence.all_ranks,
+            counts,
+            local,
+            mask=mask,
+            overlap=self.sequence.overlap,
+            weights=self.sequence.head_weights,
         )
         return self.state.together(out_BNHD, out_BtHD, 1)
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..attention.sequence_group import SequenceGroup
 from ..attention.ulysses import Attend
 from ..layout import shard_range
 from .forward_state import ForwardState
@@ -21,6 +22,7 @@ class Attention(Protocol):
     """What is used of :class:`.override.ExchangedAttention`."""
 
     state: ForwardState
+    sequence: SequenceGroup
     options: dict[str, Any]
     users: Callable[..., Tensor] | None
 
@@ -55,7 +57,7 @@ def probed_heads(
 
     q, k, v, *masks = attention.all_heads(q_BtHD, k_BtHD, v_BtHD, mask)
     whole_BTHD = probe.whole(called(q, k, v, *masks))
-    start, stop = shard_range(q.size(2), attention.state.world_size, attention.state.rank)
+    start, stop = shard_range(q.size(2), attention.state.world_size, attention.state.rank, attention.sequence.head_weights)
     if probe.open and stop > start:
         poisoned = probe.again(called(*(_poisoned(x, start, stop) for x in (q, k, v)), *masks))
         probe.compare(poisoned if poisoned is None else poisoned[:, :, start:stop], whole_BTHD[:, :, start:stop], "it mixes heads")

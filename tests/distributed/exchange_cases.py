@@ -34,6 +34,8 @@ class ExchangeCase:
     #: the shard is a transposed (B, H, t, D), as models often hand over
     transposed: bool
     seed: int
+    #: of the heads; empty: equal shares
+    weights: tuple[int, ...] = ()
 
 
 def exchange_cases(world_size: int) -> st.SearchStrategy[ExchangeCase]:
@@ -52,6 +54,7 @@ def exchange_cases(world_size: int) -> st.SearchStrategy[ExchangeCase]:
         dtype=st.sampled_from(DTYPES),
         transposed=st.booleans(),
         seed=st.integers(0, 2**31),
+        weights=st.just(()) | st.lists(st.sampled_from([1, 2, 3, 5, 50]), min_size=world_size, max_size=world_size).map(tuple),
     )
 
 
@@ -80,9 +83,10 @@ def check_exchange(transport: Transport, case: ExchangeCase) -> str | None:
     sent, first = 0, 0
     for heads in case.head_groups:
         group = slice(first, first + heads)
-        low, high = (first + edge for edge in shard_range(heads, world_size, rank))
-        scattered = transport.scatter_heads([tensor[:, :, group] for tensor in mine_nBtHD], case.token_counts)
-        back = [transport.gather_heads(tensor, heads, case.token_counts) for tensor in scattered]
+        owned = shard_sizes(heads, world_size, case.weights) if case.weights else None
+        low, high = (first + edge for edge in shard_range(heads, world_size, rank, case.weights or None))
+        scattered = transport.scatter_heads([tensor[:, :, group] for tensor in mine_nBtHD], case.token_counts, owned)
+        back = [transport.gather_heads(tensor, heads, case.token_counts, owned) for tensor in scattered]
         storages = [tensor.untyped_storage()._cdata for tensor in (mine_nBtHD, *scattered, *back)]
         if world_size > 1 and len(set(storages)) < len(storages):
             faults.append("outputs share memory")

@@ -34,6 +34,7 @@ sp::Exchange exchange_of(uint64_t seed, uint64_t epoch, int world) {
   x.heads = 1 + random() % 6;
   x.head_bytes = 1 + random() % 24;
   for (int r = 0; r < world; ++r) x.token_counts[r] = random() % 5;
+  for (int64_t head = 0; head < x.heads; ++head) ++x.head_counts[random() % world];
   return x;
 }
 

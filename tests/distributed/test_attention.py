@@ -21,7 +21,7 @@ from sp_core.attention.ring import ring_attention, usp_attention
 from sp_core.attention.ulysses import ulysses_attention
 from sp_core.comm import CollectiveTransport
 from sp_core.comm.ring_shift import Ring
-from sp_core.layout import FlatLayout, SequenceLayout, TileLayout
+from sp_core.layout import FlatLayout, SequenceLayout, Shares, TileLayout, shard_sizes
 from sp_core.parallel.mesh import Meshes
 from sp_core.planner.degrees import Degrees
 
@@ -65,10 +65,12 @@ class Case:
     layout: str
     heads: int
     mask: str | None
+    weights: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         degrees = Degrees(1, self.ring, self.world_size // self.ring).describe()
-        return f"{degrees}, {self.layout}, {self.heads} heads, {self.mask or 'no'} mask"
+        shares = f", {Shares.of(self.weights).describe()}" if self.weights else ""
+        return f"{degrees}, {self.layout}, {self.heads} heads, {self.mask or 'no'} mask{shares}"
 
 
 LAYOUTS: dict[str, Callable[[int], SequenceLayout]] = {
@@ -89,6 +91,14 @@ def cases(*world_sizes: int) -> list[Case]:
     ]
 
 
+#: ranks that are not equally fast; with a ring, rows that differ too
+WEIGHTED = [
+    Case(len(weights), ring, layout, heads, mask, weights)
+    for weights, rings in (((3, 1), (1, 2)), ((2, 1, 1), (1, 3)), ((5, 3, 1, 1), (1, 2, 4)))
+    for ring, layout, heads, mask in itertools.product(rings, ("flat", "tiles"), (12, 3), (None, "per head"))
+]
+
+
 @functools.cache
 def meshes() -> Meshes:
     """Those of this rank: their groups stay from case to case."""
@@ -96,7 +106,9 @@ def meshes() -> Meshes:
 
 
 def check_case(rank: int, world_size: int, case: Case) -> None:
-    layout = LAYOUTS[case.layout](world_size)
+    layout, heads_by = LAYOUTS[case.layout](world_size), None
+    if case.weights:
+        layout, heads_by = layout.weighted(case.weights), Shares.of(case.weights).of_columns(case.ring)
     mesh = meshes().build(ring=case.ring, ulysses=world_size // case.ring)
     transport = CollectiveTransport(mesh.ulysses.group)
     ring = Ring(mesh.ring.group, transport.stats)
@@ -106,16 +118,17 @@ def check_case(rank: int, world_size: int, case: Case) -> None:
     expected = layout.shard(sdpa(q, k, v, mask), rank)
     mask = None if mask is None else to_rank_order(as_BHqk(mask), layout)
     shards = [layout.shard(x, rank) for x in (q, k, v)]
-    out = usp_attention(*shards, transport, ring, layout.counts, mask=mask)
+    out = usp_attention(*shards, transport, ring, layout.counts, mask=mask, weights=heads_by)
     exchanges = transport.stats.exchanges
     if case.ring == 1:
-        check("with another attention", ulysses_attention(*shards, transport, layout.counts, sdpa, mask=mask), expected)
+        check("with another attention", ulysses_attention(*shards, transport, layout.counts, sdpa, mask=mask, weights=heads_by), expected)
     check(f"rank {rank}", out, expected)
-    hops = case.ring - 1 if mesh.ulysses.rank < case.heads else 0  # a rank without heads passes nothing on
+    owned = shard_sizes(case.heads, mesh.ulysses.size, heads_by)[mesh.ulysses.rank]
+    hops = case.ring - 1 if owned else 0  # a rank without heads passes nothing on
     assert exchanges == (2 if mesh.ulysses.size > 1 else 0) + hops
 
 
-@pytest.mark.parametrize("case", parameters(plain=cases(1, 2, 3, 4), campaign=cases(6)), ids=str)
+@pytest.mark.parametrize("case", parameters(plain=cases(1, 2, 3, 4) + WEIGHTED, campaign=cases(6)), ids=str)
 def test_equals_one_process(ranks: RankPools, case: Case) -> None:
     ranks.call(case.world_size, check_case, case)
 

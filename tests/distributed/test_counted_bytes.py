@@ -14,7 +14,7 @@ from sp_core.attention.ring import usp_attention
 from sp_core.bench import cross
 from sp_core.comm import CollectiveTransport
 from sp_core.comm.ring_shift import Ring
-from sp_core.layout import FlatLayout, SequenceLayout, TileLayout
+from sp_core.layout import FlatLayout, SequenceLayout, Shares, TileLayout, Weights
 from sp_core.parallel.mesh import Meshes
 from sp_core.planner.degrees import Degrees
 from sp_core.planner.traffic import CrossAttention, ForwardShape, cross_bytes, forward_bytes
@@ -37,7 +37,7 @@ def meshes() -> Meshes:
     return Meshes()
 
 
-def forward(shape: ForwardShape, layout: SequenceLayout, ring_size: int, rank: int) -> int:
+def forward(shape: ForwardShape, layout: SequenceLayout, ring_size: int, rank: int, weights: Weights | None = None) -> int:
     """Blocks of self-attention and cross-attention, then the output: what a model sends. Returns the bytes counted."""
     mesh = meshes().build(ring=ring_size, ulysses=layout.world_size // ring_size)
     ulysses, everyone = CollectiveTransport(mesh.ulysses.group), CollectiveTransport(mesh.sp.group)
@@ -46,7 +46,7 @@ def forward(shape: ForwardShape, layout: SequenceLayout, ring_size: int, rank: i
     t = layout.counts[rank]
     hidden = torch.randn(shape.batch, t, shape.heads, shape.head_dim, dtype=torch.bfloat16)
     for _ in range(shape.blocks):
-        usp_attention(hidden, hidden, hidden, ulysses, ring, layout.counts)
+        usp_attention(hidden, hidden, hidden, ulysses, ring, layout.counts, weights=weights)
         if shape.cross is not None:
             query = torch.zeros(shape.batch, shape.cross.queries, shape.cross.heads, shape.cross.head_dim, dtype=torch.bfloat16)
             keys = query.new_ones(shape.batch, t, shape.cross.heads, shape.cross.head_dim)
@@ -72,6 +72,24 @@ def test_counted_bytes_equal_the_formula(ranks: RankPools, degrees: Degrees, lay
     print(f"\n{degrees.describe()}, {layout}, {cross}: {' '.join(f'{count:7,}' for count in counted)}")
     assert counted == predicted
     assert min(counted) > 0
+
+
+def counted_and_predicted_of_shares(rank: int, world_size: int, layout_name: str, ring: int, heads: int, shares: Shares) -> tuple[int, int]:
+    layout, weights = LAYOUTS[layout_name](world_size).weighted(shares.tokens), shares.of_columns(ring)
+    shape = ForwardShape(blocks=2, heads=heads, head_dim=8, out_channels=6, batch=2, cross=CROSSES["V2A partial"])
+    return forward(shape, layout, ring, rank, weights), forward_bytes(shape, layout, rank, ring, weights)
+
+
+@pytest.mark.parametrize("weights", [(3, 1), (2, 1, 1), (5, 3)], ids=str)
+@pytest.mark.parametrize("heads", [12, 24, 40])
+def test_counted_bytes_of_shares_equal_the_formula(ranks: RankPools, heads: int, weights: Weights) -> None:
+    for layout in LAYOUTS:
+        for ring in (1, len(weights)):
+            by_rank = ranks.call(len(weights), counted_and_predicted_of_shares, layout, ring, heads, Shares.of(weights))
+            counted, predicted = ([pair[index] for pair in by_rank] for index in (0, 1))
+            print(f"\n{weights}, ring {ring}, {layout}, {heads} heads: {' '.join(f'{count:7,}' for count in counted)}")
+            assert counted == predicted
+            assert min(counted) > 0
 
 
 def test_bench_of_both_cross_attention_forms() -> None:

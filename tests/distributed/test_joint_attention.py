@@ -14,7 +14,7 @@ from sp_core.attention.joint import joint_attention
 from sp_core.attention.masks import as_BHqk
 from sp_core.comm import CollectiveTransport
 from sp_core.comm.small_collectives import all_gather_bytes
-from sp_core.layout import FlatLayout, SequenceLayout, TileLayout
+from sp_core.layout import FlatLayout, SequenceLayout, TileLayout, Weights
 
 B, D, N = 2, 8, 5
 
@@ -30,8 +30,8 @@ LAYOUTS: dict[str, Callable[[int], SequenceLayout]] = {
 }
 
 
-def check_case(rank: int, world_size: int, layout_name: str, H: int, masked: bool) -> None:
-    transport, layout = CollectiveTransport(), LAYOUTS[layout_name](world_size)
+def check_case(rank: int, world_size: int, layout_name: str, H: int, masked: bool, weights: Weights | None = None) -> None:
+    transport, layout = CollectiveTransport(), LAYOUTS[layout_name](world_size).weighted(weights)
     generator = torch.Generator().manual_seed(H)
     text = [torch.randn(B, N, H, D, generator=generator) for _ in range(3)]
     video = [torch.randn(B, layout.tokens, H, D, generator=generator) for _ in range(3)]
@@ -44,7 +44,7 @@ def check_case(rank: int, world_size: int, layout_name: str, H: int, masked: boo
     text_rows, video_rows = expected.split([N, layout.tokens], 1)
 
     mine = tuple(layout.shard(x, rank) for x in video)
-    out, out_text = joint_attention(mine, tuple(text), transport, layout.counts, sdpa, mask=mask)  # type: ignore[arg-type]
+    out, out_text = joint_attention(mine, tuple(text), transport, layout.counts, sdpa, mask=mask, weights=weights)  # type: ignore[arg-type]
     torch.testing.assert_close(out, layout.shard(video_rows, rank), atol=2e-6, rtol=2e-6)
     torch.testing.assert_close(out_text, text_rows, atol=2e-6, rtol=2e-6)
     assert transport.stats.exchanges == 3
@@ -59,6 +59,13 @@ def check_case(rank: int, world_size: int, layout_name: str, H: int, masked: boo
 @pytest.mark.parametrize("world_size", [2, 3, 5], ids="{} ranks".format)
 def test_equals_attention_over_both(ranks: RankPools, world_size: int, layout: str, heads: int, masked: bool) -> None:
     ranks.call(world_size, check_case, layout, heads, masked)
+
+
+@pytest.mark.parametrize("weights", [(3, 1), (2, 1, 1), (9, 1, 1)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_equals_attention_over_both_with_shares(ranks: RankPools, layout: str, weights: Weights) -> None:
+    for heads in (2, 24):  # with 9:1:1 one rank has all of two heads
+        ranks.call(len(weights), check_case, layout, heads, True, weights)
 
 
 def check_refusal(rank: int, world_size: int) -> None:

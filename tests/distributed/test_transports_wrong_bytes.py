@@ -87,11 +87,11 @@ class Flips(Transport):
             place -= output.nbytes
         return outputs
 
-    def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
-        return self._spoiled(self.inner._scatter_heads(tensors_BtHD, token_counts))
+    def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int], head_counts: Sequence[int]) -> list[Tensor]:
+        return self._spoiled(self.inner._scatter_heads(tensors_BtHD, token_counts, head_counts))
 
-    def _gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
-        return self._spoiled([self.inner._gather_heads(tensor_BThD, num_heads, token_counts)])[0]
+    def _gather_heads(self, tensor_BThD: Tensor, token_counts: Sequence[int], head_counts: Sequence[int]) -> Tensor:
+        return self._spoiled([self.inner._gather_heads(tensor_BThD, token_counts, head_counts)])[0]
 
     def _all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor:
         return self._spoiled([self.inner._all_gather_tokens(tensor_Bt, token_counts)])[0]

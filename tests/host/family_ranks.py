@@ -14,33 +14,35 @@ from torch import Tensor
 from sp_core.demo.run import relative_l2
 
 
-def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, str], dict[str, Any] | None]:
-    """One rank: answers (family, forward, size of the group, layout) with its error and its bits."""
+def serve(comfyui: str, rank: int, world_size: int) -> Callable[..., dict[str, Any] | None]:
+    """One rank: answers (family, forward, size of the group, layout, weights of the ranks) with its error and its bits."""
     import torch.distributed as dist
 
     enter_host(comfyui)
+    from sp_core.attention.sequence_group import SequenceGroup
     from sp_core.comm import CollectiveTransport
     from sp_core.host.worker.comfy_attention import host_functions
     from sp_core.host.worker.verify import digest
+    from sp_core.layout import Shares
     from sp_core.plans import Engine, plan_named, validate
     from sp_core.plans.shape import model_shape
 
     groups = {size: dist.new_group(list(range(size))) for size in range(2, world_size + 1)}
     models: dict[str, Any] = {}
 
-    def answer(family: str, name: str, size: int, layout: str) -> dict[str, Any] | None:
+    def answer(family: str, name: str, size: int, layout: str, weights: tuple[int, ...] = ()) -> dict[str, Any] | None:
         if rank >= size:
             return None
         if not FAMILIES[family].known_to_the_host():
             return {"missing": FAMILIES[family].class_name}
         try:
-            return compared(family, name, size, layout)
+            return compared(family, name, size, layout, Shares.of(weights) if weights else None)
         except Exception:
             # not raised: the ranks stay in step for the next case
             return {"failure": traceback.format_exc()}
 
     @torch.inference_mode()
-    def compared(family: str, name: str, size: int, layout: str) -> dict[str, Any]:
+    def compared(family: str, name: str, size: int, layout: str, shares: Shares | None) -> dict[str, Any]:
         plan = plan_named(FAMILIES[family].class_name)
         if family not in models:
             models[family] = FAMILIES[family].build()
@@ -49,7 +51,7 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[[str, str, int, 
         stock = _forward(model, plan.forward, make())
         transport = CollectiveTransport(groups[size])
         inputs = make()
-        engine = Engine(plan, transport, layout=layout, inputs=inputs, host=host_functions())
+        engine = Engine(plan, SequenceGroup(transport, transport, shares=shares), layout=layout, inputs=inputs, host=host_functions())
         with FAMILIES[family].patched(), engine.installed(model) as state:
             out = _forward(model, plan.forward, inputs)
             state.check()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import campaign
 import pytest
+from campaign import parameters
 from distributed.ranks import RankPool
 from host.families import FAMILIES
 from host.family_ranks import serve
@@ -43,14 +44,15 @@ def ranks(comfyui: Path) -> Iterator[RankPool]:
         yield pool
 
 
-def check(ranks: RankPool, family: str, name: str, size: int, layout: str = "auto") -> str:
-    answers = [answer for answer in ranks.call(family, name, size, layout, timeout=300) if answer is not None]
+def check(ranks: RankPool, family: str, name: str, size: int, layout: str = "auto", weights: tuple[int, ...] = ()) -> str:
+    answers = [answer for answer in ranks.call(family, name, size, layout, weights, timeout=300) if answer is not None]
     assert len(answers) == size
     if "missing" in answers[0]:
         pytest.skip(f"this ComfyUI has no {answers[0]['missing']}")
     assert not [answer for answer in answers if "failure" in answer], answers[0].get("failure")
     assert answers[0]["alive"] > 1e-2, "the stock output is empty: the case compares nothing"
-    print(f"\n{family}, {name} on {size}: relative L2 {', '.join(f'{e:.1e}' for e in answers[0]['errors'])}; {answers[0]['layout']}")
+    on = f"{size}{f' by {weights}' if weights else ''}"
+    print(f"\n{family}, {name} on {on}: relative L2 {', '.join(f'{e:.1e}' for e in answers[0]['errors'])}; {answers[0]['layout']}")
     assert max(answers[0]["errors"]) <= TOLERANCE
     assert len({answer["bits"] for answer in answers}) == 1, "the ranks' outputs differ"
     assert answers[0]["width"] == FAMILIES[family].width, "the planner does not know this model's shape"
@@ -66,3 +68,14 @@ def test_same_as_one_process(ranks: RankPool, family: str, name: str, size: int)
 @pytest.mark.parametrize(("family", "name"), TILED)
 def test_in_tiles(ranks: RankPool, family: str, name: str) -> None:
     assert "tiles" in check(ranks, family, name, 4, "tiles")
+
+
+#: weights of ranks that are not equally fast; the plain run has one forward of each family with the first two
+WEIGHTS = ((3, 1), (2, 1, 1), (5, 3))
+FIRST = [(family, next(iter(description.forwards)), weights) for family, description in FAMILIES.items() for weights in WEIGHTS[:2]]
+EVERY = [(family, name, weights) for family, description in FAMILIES.items() for name in description.forwards for weights in WEIGHTS]
+
+
+@pytest.mark.parametrize(("family", "name", "weights"), parameters(plain=FIRST, campaign=[case for case in EVERY if case not in FIRST]))
+def test_with_unequal_shares(ranks: RankPool, family: str, name: str, weights: tuple[int, ...]) -> None:
+    check(ranks, family, name, len(weights), weights=weights)

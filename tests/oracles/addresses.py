@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import gcd
 
 from sp_core.comm.native.addresses import Copy, Exchange, ExchangeKind
-from sp_core.layout import shard_offsets, shard_sizes
+from sp_core.layout import shard_offsets
 
 
 def place_of(exchange: Exchange, source: int, target: int, tensor: int, b: int, token: int, head: int) -> tuple[int, int]:
@@ -17,8 +17,7 @@ def place_of(exchange: Exchange, source: int, target: int, tensor: int, b: int, 
     Told from the meaning of the three kinds alone, element by element, so that it can check
     :meth:`Exchange.copy_between`. ``target`` only matters for an all-gather, which sends to everybody.
     """
-    head_counts = shard_sizes(exchange.heads, exchange.world_size)
-    head_ranges = list(zip(shard_offsets(head_counts), head_counts, strict=True))
+    head_ranges = list(zip(shard_offsets(exchange.head_counts), exchange.head_counts, strict=True))
     token_ranges = list(zip(shard_offsets(exchange.token_counts), exchange.token_counts, strict=True))
     if exchange.kind is ExchangeKind.GATHER_HEADS:
         rank = next(r for r, (start, size) in enumerate(token_ranges) if start <= token < start + size)

@@ -35,6 +35,7 @@ sp::Exchange exchange_of(uint64_t seed, uint64_t epoch, int world) {
   x.heads = 1 + random() % 7;
   x.head_bytes = head_bytes[random() % 12];
   for (int r = 0; r < world; ++r) x.token_counts[r] = random() % 3 ? random() % 24 : 0;
+  for (int64_t head = 0; head < x.heads; ++head) ++x.head_counts[random() % world];
   return x;
 }
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from sp_core.errors import SPError
+from sp_core.layout import Shares
 from sp_core.planner.choose import candidates, choose
 from sp_core.planner.cost import MeasuredRates, ModelShape, predict, speed_up
-from sp_core.planner.degrees import NOTHING_REQUESTED, Degrees, RequestedDegrees, check_requested, possible_degrees
+from sp_core.planner.degrees import NOTHING_REQUESTED, Degrees, RequestedDegrees, check_requested, possible_degrees, requested_shares
 
 WAN_14B = ModelShape("Wan-14B", 40, 40, 128, 22.8 * 5120**2)
 LTX_2 = ModelShape("LTX-2", 48, 32, 128, 32 * 4096**2)
@@ -39,6 +41,15 @@ def test_all_degrees_use_every_device_once(world_size):
         (RequestedDegrees(ulysses=2.0), 4, "'2.0' is no value for ulysses"),
         (RequestedDegrees(layout="spiral"), 4, "'spiral' is no layout; there are auto, flat, tiles"),
         (RequestedDegrees(cfg=2, ring=2, ulysses=2), 8, None),
+        (RequestedDegrees(shares="3,1"), 2, None),
+        (RequestedDegrees(shares=" equal"), 2, None),
+        (RequestedDegrees(shares="3,1"), 3, "The shares 3,1 are 2 numbers, but there are 3 devices; give one number for each device"),
+        (RequestedDegrees(shares="3"), 3, "The shares 3 are 1 number, but there are 3 devices"),
+        (RequestedDegrees(shares="3,0"), 2, "to leave a device out, take it out of devices"),
+        (RequestedDegrees(shares="fast,slow"), 2, "'fast,slow' is no value for shares: it is auto, equal, or a number for each device"),
+        (RequestedDegrees(shares="3,"), 2, "'3,' is no value for shares"),
+        (RequestedDegrees(shares=31), 2, "'31' is no value for shares"),
+        (RequestedDegrees(shares="5000,1"), 2, "differ by more than 1000 times"),
         (NOTHING_REQUESTED, 7, None),
     ],
 )
@@ -151,3 +162,52 @@ def test_uneven_heads_cost_what_the_fullest_rank_has():
 def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(ValueError, match="3 conditionings cannot be split into 2 equal parts"):
         predict(WAN_14B, 1000, 3, NVLINK, Degrees(2, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "shares"),
+    [
+        ("auto", None),
+        ("equal", None),
+        ("2,2", None),
+        ("3,1", Shares.of((3, 1))),
+        (" 6, 2 ", Shares.of((3, 1))),
+        ("1.5,0.5", Shares.of((3, 1))),
+        ("2,1,1", Shares.of((2, 1, 1))),
+    ],
+)
+def test_what_a_user_names_as_shares(text, shares):
+    assert requested_shares(text, text.count(",") + 1) == shares
+
+
+@pytest.mark.parametrize(
+    ("weights", "requested", "expected"),
+    [
+        ((3, 1), RequestedDegrees(shares="3,1"), Degrees(1, 1, 2)),  # halves of the batch would get the same
+        ((3, 1), RequestedDegrees(cfg=2, shares="3,1"), Degrees(2, 1, 1)),
+        ((3, 1, 1, 3), RequestedDegrees(shares="3,1,1,3"), Degrees(2, 1, 2)),
+    ],
+)
+@pytest.mark.parametrize("knows", [False, True], ids=["blind", "measured"])
+def test_choice_with_named_shares(weights, requested, expected, knows):
+    known = {"shape": WAN_14B, "tokens": 75_600, "rates": PCIE} if knows else {}
+    choice = choose(len(weights), 2, requested, shares=Shares.of(weights), **known)
+    assert choice.degrees == expected
+    told = "" if expected.cfg == 2 and expected.ulysses == 1 else f"shares {':'.join(map(str, weights))}"
+    assert choice.shares == (Shares.of(weights) if told else None)
+    assert told in choice.line("flat", "nccl") and (told or "shares" not in choice.line("flat", "nccl"))
+
+
+def test_ranks_that_are_said_to_be_equal_cost_what_they_cost_unsaid():
+    same = replace(PCIE, linear=(PCIE.flops,) * 4, attention=(PCIE.flops,) * 4)
+    for degrees in possible_degrees(4):
+        plain, said = (predict(WAN_14B, 75_600, 2, rates, degrees) for rates in (PCIE, same))
+        assert (said.compute_s, said.exchange_s, said.latency_s) == pytest.approx((plain.compute_s, plain.exchange_s, plain.latency_s))
+
+
+def test_shares_by_speed_are_faster_than_equal_ones():
+    mixed = replace(PCIE, linear=(140e12, 70e12), attention=(140e12, 70e12))
+    equal, by_speed = (predict(WAN_14B, 75_600, 1, mixed, Degrees(1, 1, 2), shares) for shares in (None, Shares.of((2, 1))))
+    one = predict(WAN_14B, 75_600, 1, replace(PCIE), Degrees())
+    assert equal.compute_s == pytest.approx(one.compute_s)  # the slow rank takes as long for its half as the fast one for all
+    assert by_speed.compute_s == pytest.approx(one.compute_s * 2 / 3, rel=0.02)  # 27 and 13 heads

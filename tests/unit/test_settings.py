@@ -60,6 +60,7 @@ def test_defaults_are_those_of_the_table() -> None:
         settings.NO_EXTENSIONS: "off",
         settings.VERIFY_RANKS: "off",
         settings.IDLE: "off",
+        settings.SLOWED: "none",
         settings.HEAD_GROUPS: "chosen from measured rates",
         settings.TRUST_PATCHES: "off",
     }

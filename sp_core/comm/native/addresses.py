@@ -47,7 +47,7 @@ class Copy:
 class Exchange:
     """What every rank knows without asking another one.
 
-    ``token_counts[r]`` is rank r's t; rank r owns heads ``shard_sizes(heads, world_size)[r]``.
+    ``token_counts[r]`` is rank r's t, ``head_counts[r]`` its h; without head counts they are ``shard_sizes(heads, world_size)``.
     """
 
     kind: ExchangeKind
@@ -56,6 +56,11 @@ class Exchange:
     heads: int
     head_bytes: int
     token_counts: tuple[int, ...]
+    head_counts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.head_counts:  # so that exchanges that mean the same are equal
+            object.__setattr__(self, "head_counts", shard_sizes(self.heads, self.world_size))
 
     @property
     def world_size(self) -> int:
@@ -66,7 +71,7 @@ class Exchange:
         return sum(self.token_counts)
 
     def heads_of(self, rank: int) -> int:
-        return shard_sizes(self.heads, self.world_size)[rank]
+        return self.head_counts[rank]
 
     def output_rows(self, rank: int) -> tuple[int, int]:
         """(tokens, heads) of one output tensor of ``rank``."""
@@ -91,7 +96,7 @@ class Exchange:
         lie contiguous inside a token.
         """
         token_starts = shard_offsets(self.token_counts)
-        head_starts = shard_offsets(shard_sizes(self.heads, self.world_size))
+        head_starts = shard_offsets(self.head_counts)
         slot = tensor * self.tensor_stride(target)
         tokens, heads = self.output_rows(target)
         target_token = heads * self.head_bytes

@@ -30,12 +30,13 @@ class CExchange(ctypes.Structure):
         ("heads", c_int64),
         ("head_bytes", c_int64),
         ("token_counts", c_int64 * MAX_WORLD),
+        ("head_counts", c_int64 * MAX_WORLD),
     ]
 
     @classmethod
     def of(cls, exchange: Exchange) -> CExchange:
-        counts = (c_int64 * MAX_WORLD)(*exchange.token_counts)
-        return cls(exchange.kind, exchange.world_size, exchange.tensors, 0, exchange.batch, exchange.heads, exchange.head_bytes, counts)
+        counts = [(c_int64 * MAX_WORLD)(*counts) for counts in (exchange.token_counts, exchange.head_counts)]
+        return cls(exchange.kind, exchange.world_size, exchange.tensors, 0, exchange.batch, exchange.heads, exchange.head_bytes, *counts)
 
 
 #: tensors that one exchange can carry

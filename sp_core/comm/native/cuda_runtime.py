@@ -227,4 +227,5 @@ class CudaRuntime:
 def exchange_of(launch: CLaunch) -> Exchange:
     """The exchange that a launch carries."""
     of = launch.exchange
-    return Exchange(ExchangeKind(of.kind), of.tensors, of.batch, of.heads, of.head_bytes, tuple(of.token_counts[: of.world]))
+    tokens, heads = tuple(of.token_counts[: of.world]), tuple(of.head_counts[: of.world])
+    return Exchange(ExchangeKind(of.kind), of.tensors, of.batch, of.heads, of.head_bytes, tokens, heads)

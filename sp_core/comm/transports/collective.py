@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...layout import shard_sizes
 from ..transport import Transport
 
 # torch 2.14 renames it and warns about the old name
@@ -43,9 +42,9 @@ class CollectiveTransport(Transport):
         self.group = group
         self.name = device_backend(dist.get_backend(group)) if name is None else name
 
-    def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
+    def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int], head_counts: Sequence[int]) -> list[Tensor]:
         B, _, H, D = tensors_BtHD[0].shape
-        T, heads = sum(token_counts), shard_sizes(H, self.world_size)
+        T, heads = sum(token_counts), head_counts
         if len(tensors_BtHD) * B > 1 and len(tensors_BtHD) * B * T * H * D * tensors_BtHD[0].element_size() < _TOGETHER_BELOW:
             return self._scatter_together(tensors_BtHD, token_counts, heads)
         received = [heads[self.rank] * D * count for count in token_counts]
@@ -70,15 +69,15 @@ class CollectiveTransport(Transport):
         # one buffer a tensor, so that each can be kept, freed and written to without the others
         return [torch.cat([shard[index] for shard in shards], dim=1) for index in range(n)]
 
-    def _gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
+    def _gather_heads(self, tensor_BThD: Tensor, token_counts: Sequence[int], head_counts: Sequence[int]) -> Tensor:
         B, _, h, D = tensor_BThD.shape
-        heads, t = shard_sizes(num_heads, self.world_size), token_counts[self.rank]
-        sizes, received = [count * h * D for count in token_counts], [t * count * D for count in heads]
+        num_heads, t = sum(head_counts), token_counts[self.rank]
+        sizes, received = [count * h * D for count in token_counts], [t * count * D for count in head_counts]
         output_BtHD = tensor_BThD.new_empty(B, t, num_heads, D)
         for x_ThD, output_tHD in zip(tensor_BThD.contiguous(), output_BtHD, strict=True):
             shards = x_ThD.new_empty(t * num_heads * D)
             self._all_to_all(shards, x_ThD.view(-1), sizes, received)
-            for shard, target in zip(shards.split(received), output_tHD.split(heads, dim=1), strict=True):
+            for shard, target in zip(shards.split(received), output_tHD.split(list(head_counts), dim=1), strict=True):
                 target.copy_(shard.view(target.shape))
         return output_BtHD
 

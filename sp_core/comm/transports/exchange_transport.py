@@ -12,6 +12,7 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
+from ...layout import shard_sizes
 from ..errors import ExchangeError
 from ..native.addresses import Exchange, ExchangeKind
 from ..native.cpu import MAX_TENSORS, CExchange
@@ -70,15 +71,17 @@ class ExchangeTransport(Transport):
     def _tell_peers(self, message: str) -> None:
         """Releases everybody who waits for this rank; ``message`` says why. Without it they time out."""
 
-    def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
+    def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int], head_counts: Sequence[int]) -> list[Tensor]:
         first = tensors_BtHD[0]
         B, _, H, D = first.shape
-        exchange = Exchange(ExchangeKind.SCATTER_HEADS, len(tensors_BtHD), B, H, D * first.element_size(), tuple(token_counts))
+        n, head_bytes = len(tensors_BtHD), D * first.element_size()
+        exchange = Exchange(ExchangeKind.SCATTER_HEADS, n, B, H, head_bytes, tuple(token_counts), tuple(head_counts))
         return self._exchange(exchange, tensors_BtHD, (B, exchange.tokens, exchange.heads_of(self.rank), D))
 
-    def _gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
-        B, _, _, D = tensor_BThD.shape
-        exchange = Exchange(ExchangeKind.GATHER_HEADS, 1, B, num_heads, D * tensor_BThD.element_size(), tuple(token_counts))
+    def _gather_heads(self, tensor_BThD: Tensor, token_counts: Sequence[int], head_counts: Sequence[int]) -> Tensor:
+        (B, _, _, D), num_heads = tensor_BThD.shape, sum(head_counts)
+        head_bytes = D * tensor_BThD.element_size()
+        exchange = Exchange(ExchangeKind.GATHER_HEADS, 1, B, num_heads, head_bytes, tuple(token_counts), tuple(head_counts))
         return self._exchange(exchange, [tensor_BThD], (B, token_counts[self.rank], num_heads, D))[0]
 
     def _all_gather_tokens(self, tensor_Bt: Tensor, token_counts: Sequence[int]) -> Tensor:
@@ -112,9 +115,11 @@ class ExchangeTransport(Transport):
 def signature_of(exchange: Exchange, shape: tuple[int, ...], dtype: torch.dtype) -> bytes:
     """What all ranks must agree on, as a text for people; ends in a digest if it would be too long."""
     width = f"head_dim {shape[3]}" if exchange.kind is not ExchangeKind.ALL_GATHER else f"channels {list(shape[2:])}"
+    # ranks with other shares of the heads do not mean the same exchange either
+    shared = "" if exchange.head_counts == shard_sizes(exchange.heads, exchange.world_size) else f" as {list(exchange.head_counts)}"
     text = (
         f"{exchange.kind.name.lower()} of {exchange.tensors} {str(dtype).removeprefix('torch.')} tensor(s): "
-        f"batch {exchange.batch}, heads {exchange.heads}, {width}, tokens {list(exchange.token_counts)}"
+        f"batch {exchange.batch}, heads {exchange.heads}{shared}, {width}, tokens {list(exchange.token_counts)}"
     ).encode()
     return text if len(text) < 380 else text[:330] + hashlib.sha256(text).hexdigest()[:40].encode()
 

@@ -339,9 +339,9 @@ class ExchangeWatch:
 def through(plain: Transport, exchange: Exchange, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The same exchange as a move of another transport, which counts nothing: the caller does."""
     if exchange.kind is ExchangeKind.SCATTER_HEADS:
-        return plain._scatter_heads(tensors, exchange.token_counts)
+        return plain._scatter_heads(tensors, exchange.token_counts, exchange.head_counts)
     if exchange.kind is ExchangeKind.GATHER_HEADS:
-        return [plain._gather_heads(tensors[0], exchange.heads, exchange.token_counts)]
+        return [plain._gather_heads(tensors[0], exchange.token_counts, exchange.head_counts)]
     return [plain._all_gather_tokens(tensors[0], exchange.token_counts)]
 
 

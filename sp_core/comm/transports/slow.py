@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ...layout import shard_sizes
 from ..transport import Transport
 from ..wrapping import WrappingTransport
 
@@ -40,17 +39,17 @@ class SlowTransport(WrappingTransport):
         #: seconds that exchanges took on the link, so far
         self.link_s = 0.0
 
-    def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int]) -> list[Tensor]:
-        outputs = self.inner._scatter_heads(tensors_BtHD, token_counts)
+    def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int], head_counts: Sequence[int]) -> list[Tensor]:
+        outputs = self.inner._scatter_heads(tensors_BtHD, token_counts, head_counts)
         B, _, H, D = tensors_BtHD[0].shape
-        away = max(t * (H - h) for t, h in zip(token_counts, shard_sizes(H, self.world_size), strict=True))
+        away = max(t * (H - h) for t, h in zip(token_counts, head_counts, strict=True))
         self._wait(len(tensors_BtHD) * B * away * D * tensors_BtHD[0].element_size())
         return outputs
 
-    def _gather_heads(self, tensor_BThD: Tensor, num_heads: int, token_counts: Sequence[int]) -> Tensor:
-        output = self.inner._gather_heads(tensor_BThD, num_heads, token_counts)
+    def _gather_heads(self, tensor_BThD: Tensor, token_counts: Sequence[int], head_counts: Sequence[int]) -> Tensor:
+        output = self.inner._gather_heads(tensor_BThD, token_counts, head_counts)
         B, T, _, D = tensor_BThD.shape
-        away = max((T - t) * h for t, h in zip(token_counts, shard_sizes(num_heads, self.world_size), strict=True))
+        away = max((T - t) * h for t, h in zip(token_counts, head_counts, strict=True))
         self._wait(B * away * D * tensor_BThD.element_size())
         return output
 

@@ -110,7 +110,7 @@ def _probing(model: LoadedModel, call: ForwardCall, groups: ParallelGroups) -> P
     signature = (
         call.method,
         call.requested,
-        (groups.sequence.world_size, groups.sequence.ring is not None, groups.cfg is not None),
+        (groups.sequence.world_size, groups.sequence.ring is not None, groups.cfg is not None, groups.sequence.shares),
         str(structure),
         tuple((tuple(x.shape), x.dtype) if isinstance(x, Tensor) else None for x in shapes),
         str([call.options.get(key) for key in ("cond_or_uncond", SKIPPED)]),

@@ -15,6 +15,7 @@ from ...comm.lane import make_lane
 from ...errors import SPError
 from ...models.registration import register_models
 from ...parallel.groups import ParallelGroups, ParallelGroupsCache
+from ...parallel.pace import Pace
 from ...parallel.rates import measure_rates
 from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees
@@ -28,6 +29,7 @@ from .. import comfy_api
 from ..options import CLASS
 from ..travel import from_wire, to_wire
 from . import comfy_memory, vae
+from .alike import ComputesAlike
 from .arrival import Arrivals
 from .compiling import Compilers, Granted
 from .decide import Decider
@@ -53,9 +55,11 @@ class HostService:
         self._replay = GraphReplay(context, options["catalogue"])
         self._arrivals = Arrivals(self._replay.packs.module)
         self._residency = Residency(context)
-        self._decider = Decider(context.world_size, context.device, self._measure_rates)
+        self._decider = Decider(context.world_size, context.device, self._measure_rates, self._found_over_the_run)
         self._compilers = Compilers(context)
         self._groups = ParallelGroupsCache(self._make_transport, GROUP_TIMEOUT, lambda: make_lane(context.device))
+        self._pace = Pace(self._groups.stats, context.device)
+        self._alike = ComputesAlike()
         #: why each transport in use was chosen
         self._transport_reasons: weakref.WeakKeyDictionary[Transport, str] = weakref.WeakKeyDictionary()
         #: what transports took for an exchange, so that groups that are made anew do not measure it again
@@ -94,21 +98,25 @@ class HostService:
         model = self._residency[body["key"]]
         objects = None if body["objects"] is None else from_wire(body["objects"])
         call = self._arrivals.complete(ForwardCall.from_body(body), objects, model)
+        self._alike.check(model.patcher)
         unsplit = why_unsplit(model, call)
         if unsplit or not model.plan.splits_tokens:
             return self._forward_of_rows(model, call, body["run"], unsplit)
         if model.shape is not None:
             qkv = 3 * token_count(model.diffusion_model, call.x) * model.shape.width * model.shape.itemsize
             self._exchange_bytes = qkv // self.context.world_size
-        choice = self._decider.choice(model, call)
+        choice = self._decider.choice(model, call, body["run"])
         groups = self._groups.build(choice.degrees)
         if groups is None:
             return {}  # this rank stays idle
-        groups = groups.in_groups(choice.groups.groups)
-        shares = 1 if gets_whole_data(model.patcher, model.modules, call.options) else choice.degrees.ranks
-        self._residency.activate(model, model.activation_bytes(call.x) / shares, body["run"])
+        groups = groups.in_groups(choice.groups.groups).with_shares(choice.shares)
+        whole = gets_whole_data(model.patcher, model.modules, call.options)
+        part = 1 if whole else groups.sequence.token_share / choice.degrees.cfg
+        self._residency.activate(model, model.activation_bytes(call.x) * part, body["run"])
         granted = self._compilers.grant(model, call, groups)
-        output, state = run_forward(model, call, groups, self.context.enter_block, granted.compiler)
+        with self._pace.forward() as pace:
+            output, state = run_forward(model, call, groups, self.context.enter_block, granted.compiler)
+            pace.expected_s = self._decider.expected_s(model, call, choice, self.context.rank) if state.was_split else 0.0
         self._residency.show_memory(model)
         if settings.verify_ranks() and choice.degrees.ranks == self.context.world_size:
             check_ranks_agree(output)
@@ -217,7 +225,11 @@ class HostService:
         """Collective over all ranks."""
         everyone = self._groups.build(Degrees(1, 1, self.context.world_size))
         assert everyone is not None
-        return measure_rates(everyone.sequence.all_ranks, self.context.device, dtype)
+        return measure_rates(everyone.sequence.all_ranks, self.context.device, dtype, slowed=self._pace.factor(self.context.rank))
+
+    def _found_over_the_run(self) -> list[float]:
+        """How many times as long as its rates say each rank took since this was asked last. Collective over all ranks."""
+        return self._pace.of_all_ranks(self.context.rank)
 
     def _make_transport(self, group: Any) -> Transport:
         transport, reason = make_transport(
@@ -231,7 +243,7 @@ class HostService:
             remembered=self._transport_times,
         )
         self._transport_reasons[transport] = reason
-        transport.on_enter = self.context.enter_collective
+        transport.on_enter = self._pace.entering(self.context.enter_collective)
         return transport
 
 

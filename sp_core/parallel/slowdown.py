@@ -1,0 +1,57 @@
+"""A rank that takes longer than it could, for benchmarks and tests of devices that are not equally fast."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..comm import TransportStats
+from ..errors import SPError
+
+
+def factor_of(text: str, rank: int) -> float:
+    """How many times as long ``rank`` shall take: "1:2,2:3" says two times for rank 1, three times for rank 2; once where it names none.
+
+    Raises:
+        SPError: the text says something else.
+    """
+    found = 1.0
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, times = part.partition(":")
+        try:
+            number, factor = int(name), float(times)
+        except ValueError:
+            raise SPError(f"'{part}' slows no rank down: it is the number of a rank and how many times as long it takes, as 1:2") from None
+        if factor < 1:
+            raise SPError(f"'{part}' would make rank {number} faster; no rank can take less than once as long")
+        if number == rank:
+            found = factor
+    return found
+
+
+class Slowdown:
+    """Lets a rank wait before each exchange for as long as its work since the last one would have taken more."""
+
+    def __init__(self, stats: TransportStats, wait: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.perf_counter):
+        """``stats``: those that all exchanges of this rank count into; time inside an exchange is no work."""
+        self._stats, self._wait, self._clock = stats, wait, clock
+        self._since: float | None = None
+        self._exchanged = 0.0
+        self.factor = 1.0
+
+    def begin(self) -> None:
+        """A forward begins; its statistics are new."""
+        self._since, self._exchanged = self._clock(), 0.0
+
+    def end(self) -> None:
+        """A forward has ended: what is exchanged until the next one follows no work."""
+        self.before_exchange()
+        self._since = None
+
+    def before_exchange(self) -> None:
+        """The rank is about to wait for the others."""
+        if self._since is None or self.factor == 1:
+            return
+        worked = self._clock() - self._since - (self._stats.seconds - self._exchanged)
+        self._wait(max(0.0, (self.factor - 1) * worked))
+        self._since, self._exchanged = self._clock(), self._stats.seconds
