@@ -6,6 +6,7 @@ from comfy_api.latest import io
 
 from sp_core.host.ui.device_input import check_devices
 from sp_core.host.ui.sampler_node import sample, sampler_choices
+from sp_core.planner.degrees import WEIGHT_CHOICES
 
 
 class SPSampler(io.ComfyNode):
@@ -55,6 +56,15 @@ class SPSampler(io.ComfyNode):
                     tooltip="auto: all accelerators that ComfyUI sees. 0,1,3: these. cpu:4: four CPU workers (for tests). "
                     "Not used when SP Model Patch has patched the model already.",
                 ),
+                io.Combo.Input(
+                    "weights",
+                    options=list(WEIGHT_CHOICES),
+                    default="auto",
+                    optional=True,
+                    advanced=True,
+                    tooltip="How the weights lie on the devices. whole: all of them on each. shared: each device holds its part. "
+                    "auto: whole. Not used when SP Model Patch has patched the model already.",
+                ),
             ],
             outputs=[
                 io.Latent.Output(tooltip="The denoised latent."),
@@ -71,7 +81,21 @@ class SPSampler(io.ComfyNode):
         return devices is None or check_devices(devices)
 
     @classmethod
-    def execute(cls, model, seed, steps, cfg, sampler_name, scheduler, positive, negative, latent_image, denoise, devices) -> io.NodeOutput:
+    def execute(
+        cls,
+        model,
+        seed,
+        steps,
+        cfg,
+        sampler_name,
+        scheduler,
+        positive,
+        negative,
+        latent_image,
+        denoise,
+        devices,
+        weights="auto",
+    ) -> io.NodeOutput:
         latent, report = sample(
             model,
             devices,
@@ -88,5 +112,6 @@ class SPSampler(io.ComfyNode):
                 "latent": latent_image,
                 "denoise": denoise,
             },
+            weights,
         )
         return io.NodeOutput(latent, report)

@@ -21,6 +21,7 @@ from ..attention.sequence_group import SequenceGroup
 from ..comm import Transport
 from ..errors import SPError
 from ..layout import FlatLayout, SequenceLayout
+from ..weights import Gathering
 from .arguments import Arguments, parameter_names
 from .forward_state import Escaped, ForwardState, ShardRule
 from .host_functions import HostFunctions
@@ -55,6 +56,7 @@ class Engine:
         host: ComfyUI's attention functions, for plans and calls that need them.
         foreign: code of other packs inside the model, which gets whole data.
         probing: probes that code, so that it is shared out where that gives the same; None where it gets whole data in any case.
+        weights: gathers those of each block before it computes; None where every rank has all of them.
     """
 
     def __init__(
@@ -68,13 +70,14 @@ class Engine:
         host: HostFunctions | None = None,
         foreign: Foreign | None = None,
         probing: Probing | None = None,
+        weights: Gathering | None = None,
     ) -> None:
         self.plan = plan
         self.sequence = SequenceGroup.flat(sequence) if isinstance(sequence, Transport) else sequence
         self._enter_block = enter_block or (lambda block, blocks: None)
         self._wanted, self._inputs = layout, inputs or {}
         self._host = host or HostFunctions()
-        self._foreign, self._probing = foreign or Foreign(), probing
+        self._foreign, self._probing, self._weights = foreign or Foreign(), probing, weights
 
     @contextlib.contextmanager
     def installed(self, model: nn.Module) -> Iterator[ForwardState]:
@@ -164,6 +167,8 @@ class Engine:
 
         def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Hooked:
             self._enter_block(index, count)
+            if self._weights is not None:
+                self._weights.enter(index)
             if state.whole:
                 return None
             call = Arguments(names, args, kwargs)
@@ -178,6 +183,8 @@ class Engine:
             return tuple(call.args), call.kwargs
 
         def after(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+            if self._weights is not None:
+                self._weights.leave(index)
             if not state.split:
                 return None
             if state.whole:

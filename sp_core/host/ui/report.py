@@ -32,7 +32,7 @@ def report(patched: Any) -> str:
             f"exchange: {run.exchanges // forwards} a forward, {about}{100 * run.exchange_s / total:.0f} % of the time, "
             f"{size(run.exchange_bytes / forwards)} sent a rank and forward",
             *run.foreign.values(),
-            *weights_on_devices(run.weights, sp.weight_bytes),
+            *([run.weights_line] if run.weights_line else weights_on_devices(run.weights, sp.weight_bytes)),
             f"to the workers: {size(run.sent_bytes)} sent, {size(run.reused_bytes)} of conditioning named instead of sent",
         )
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...planner.degrees import RequestedDegrees
 from .device_input import named_devices
 from .patch_node import patch_model
 from .patcher import SPModelPatcher
@@ -18,25 +19,27 @@ def sampler_choices() -> tuple[list[str], list[str]]:
     return list(comfy.samplers.KSampler.SAMPLERS), list(comfy.samplers.KSampler.SCHEDULERS)
 
 
-def sample(model: Any, devices: str, dynprompt: Any, unique_id: str, arguments: dict[str, Any]) -> tuple[Any, str]:
+def sample(model: Any, devices: str, dynprompt: Any, unique_id: str, arguments: dict[str, Any], weights: str = "auto") -> tuple[Any, str]:
     """KSampler's work on ``devices``: (LATENT, report).
 
     Args:
         model: a MODEL, patched by SP Model Patch or not.
         arguments: KSampler's other inputs, by name.
+        weights: how they lie on the devices, see SP Model Patch.
 
     Raises:
         SPError: as :func:`patch_model` does.
     """
     import nodes
 
-    patched = model if isinstance(model, SPModelPatcher) else _patch_once(model, devices, dynprompt, unique_id)
+    requested = RequestedDegrees(weights=weights)
+    patched = model if isinstance(model, SPModelPatcher) else _patch_once(model, devices, dynprompt, unique_id, requested)
     order = ("seed", "steps", "cfg", "sampler_name", "scheduler", "positive", "negative", "latent")
     latent = nodes.common_ksampler(patched, *(arguments[name] for name in order), denoise=arguments["denoise"])[0]
     return latent, report(patched)
 
 
-def _patch_once(model: Any, devices: str, dynprompt: Any, unique_id: str) -> Any:
+def _patch_once(model: Any, devices: str, dynprompt: Any, unique_id: str, requested: RequestedDegrees) -> Any:
     """The patched MODEL that an earlier sampling run made of this one, or a new one.
 
     ComfyUI keeps ``model`` as long as nothing above it in the graph changes, and the session keeps the patched one as long.
@@ -44,8 +47,8 @@ def _patch_once(model: Any, devices: str, dynprompt: Any, unique_id: str) -> Any
     """
     by_model = session().patched_by_sampler
     patched = by_model.get(model)
-    if patched is None or patched.sp.devices != named_devices(devices):
-        patched = patch_model(model, devices, dynprompt, unique_id)
+    if patched is None or (patched.sp.devices, patched.sp.requested) != (named_devices(devices), requested):
+        patched = patch_model(model, devices, dynprompt, unique_id, requested=requested)
         if patched is not model:
             by_model[model] = patched
     return patched

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from ...parallel.groups import ParallelGroups
+from ...parallel.groups import ParallelGroups, WeightGroup
 from ...plans.engine import Engine, EnterBlock
 from ...plans.forward_state import ForwardState
 from ...plans.probing import Contents, Probing
+from ...weights import Gathering
 from ..block_skips import SKIPPED, put_skips
 from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, LATE_FORWARDS
 from . import cfg_split
@@ -26,12 +28,15 @@ from .residency import LoadedModel
 log = logging.getLogger(__name__)
 
 
-def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock) -> tuple[Any, ForwardState]:
+def run_forward(
+    model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock, weights: WeightGroup | None = None
+) -> tuple[Any, ForwardState]:
     """The output for all tokens and conditionings, equal on all ranks of ``groups``, and how they were laid out. Collective.
 
     Args:
         call: the same on every rank.
         enter_block: called before each block; see :class:`sp_core.plans.Engine`.
+        weights: gathers the model's shared weights; None where every rank has all of them.
     """
     groups.sequence.stats.reset()
     if model.alone is not None:
@@ -39,7 +44,7 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
     if groups.cfg is not None:
         call = cfg_split.part_of_call(call, groups.cfg.rank, groups.cfg.world_size)
     with late_forwards(model.diffusion_model, call.options):
-        output, state = _settled(model, call, groups, enter_block)
+        output, state = _settled(model, call, groups, enter_block, weights)
     groups.sequence.check()
     if groups.cfg is not None:
         output = cfg_split.join_parts(output, groups.cfg)
@@ -47,12 +52,15 @@ def run_forward(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, e
     return output, state
 
 
-def _settled(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock) -> tuple[Any, ForwardState]:
+def _settled(
+    model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock, weights: WeightGroup | None
+) -> tuple[Any, ForwardState]:
     """A forward in which no code of other packs was shared out that would have needed whole data."""
     contents = Contents(call.named, call.extra, call.options)
     while True:
         probing = _probing(model, call, groups)
-        output, state = _attempt(model, call, groups, enter_block, probing)
+        with _gathering(model, weights) as gathering:
+            output, state = _attempt(model, call, groups, enter_block, probing, gathering)
         differing = probing.settle() if probing is not None else []
         if not differing:
             return output, state
@@ -60,8 +68,20 @@ def _settled(model: LoadedModel, call: ForwardCall, groups: ParallelGroups, ente
         contents.put_back()
 
 
+def _gathering(model: LoadedModel, weights: WeightGroup | None) -> AbstractContextManager[Gathering | None]:
+    if weights is None or model.shared is None:
+        return contextlib.nullcontext()
+    following = weights.following.setdefault((model.plan.architecture, len(model.shared.shards)), {})
+    return model.shared.gathering(weights.transport, weights.lane, following)
+
+
 def _attempt(
-    model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock, probing: Probing | None
+    model: LoadedModel,
+    call: ForwardCall,
+    groups: ParallelGroups,
+    enter_block: EnterBlock,
+    probing: Probing | None,
+    gathering: Gathering | None,
 ) -> tuple[Any, ForwardState]:
     inputs = {**call.named, **call.extra}
     engine = Engine(
@@ -73,9 +93,13 @@ def _attempt(
         host=host_functions(),
         foreign=foreign_inside(model.patcher, model.modules),
         probing=probing,
+        weights=gathering,
     )
     with engine.installed(model.diffusion_model) as state:
         options = put_skips(engine.adapted(transformer_options(model.patcher, call.options), state))
+        if gathering is not None:
+            # the host would bring the blocks' own weights to the device, ahead of the blocks
+            options["prefetch_dynamic_vbars"] = False
         output = call.on(model.diffusion_model, options)
         state.check()
     return output, state
