@@ -141,6 +141,13 @@ def let_pages_go(tensors: Iterable[Tensor]) -> None:
             madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _DONT_NEED)
 
 
+def give_back_freed() -> None:
+    """Give memory back to the system that this process has freed, which the C library keeps for later otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # of glibc
+        trim(ctypes.c_size_t(0))
+
+
 def _written_mappings() -> list[tuple[int, int, bool]] | None:
     """(start, end, whether a page of it is this process's own) of every mapped file."""
     try:

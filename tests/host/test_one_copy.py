@@ -33,9 +33,11 @@ def checkpoints(comfyui: Path, base: Path) -> Iterator[None]:
 
 
 def wan(name: str) -> Case:
+    seed = time.monotonic_ns() % 10**9
+
     def case(branch: Branch) -> Link:
         model = branch.patch(load(branch, name))
-        return sample(branch, model, text(branch, 4096), latent(branch, "1,16,3,10,14"), steps=1, seed=time.monotonic_ns() % 10**9)
+        return sample(branch, model, text(branch, 4096), latent(branch, "1,16,3,10,14"), steps=1, seed=seed)
 
     return case
 

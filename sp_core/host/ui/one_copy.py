@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...mapped_file import FileRange, Mappings
+from ...mapped_file import FileRange, Mappings, give_back_freed
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ def share_memory(model: nn.Module, places: Sequence[Sequence[Any]]) -> int:
             if weight is not None and _has_a_copy(weight, mappings):
                 freed += _moved(weight, FileRange(*place))
     if freed:
+        give_back_freed()
         log.info("%.4g MB of weights are in main memory once, for ComfyUI and its workers", freed / 1e6)
     return freed
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ...copy_store import CopyStore
-from ...mapped_file import FileRange, Mappings
+from ...mapped_file import FileRange, Mappings, give_back_freed, let_pages_go
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ def _load_state_dict(model: nn.Module, directory: str | Path, weights: dict[str,
     mappings = Mappings()
     owners = {path: module for path, module in model.named_modules() if _loads_plainly(module)}
     there, stores = set(), dict[str, CopyStore]()
+    cast: list[Tensor] = []
     for name, weight in weights.items():
         path, _, own = name.rpartition(".")
         old = owners[path]._parameters.get(own) if path in owners else None
@@ -65,12 +66,18 @@ def _load_state_dict(model: nn.Module, directory: str | Path, weights: dict[str,
         try:
             if (found := mappings.range_of(weight)) is None:
                 continue
-            new = weight if weight.dtype == old.dtype and _is_aligned(weight) else _cast(weight, old.dtype, found, directory, stores)
+            if weight.dtype == old.dtype and _is_aligned(weight):
+                new = weight
+            else:
+                new = _cast(weight, old.dtype, found, directory, stores)
+                cast.append(weight)
         except OSError as error:
             log.warning("weights are copied by each worker: %s", error)
             break
         owners[path]._parameters[own] = nn.Parameter(new, requires_grad=old.requires_grad)
         there.add(name)
+    let_pages_go(cast)
+    give_back_freed()
     for store in stores.values():
         weakref.finalize(model, store.close)
     rest = {name: weight for name, weight in weights.items() if name not in there}

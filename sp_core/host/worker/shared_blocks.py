@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...mapped_file import let_pages_go
+from ...mapped_file import give_back_freed, let_pages_go
 from ...weights import SharedWeights
 from ...weights.block import BlockShard, Place, places_of
 from ...weights.tensors import Apart, NotShareable, take_apart
@@ -45,6 +45,7 @@ def share(patcher: Any, blocks: list[nn.Module], rank: int, ranks: int, device: 
         shards.append(BlockShard(number, weights.values(), rank, ranks, device))
         # what was read of a file, which has it still
         let_pages_go(weight for place in places_of(block) if (weight := place.weight).device.type == "cpu" and type(weight) is nn.Parameter)
+        give_back_freed()
         behind()
     return SharedWeights(shards, ranks, list(kept))
 
