@@ -5,7 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from sp_core.host.ui.patch_node import KEEP_LOADED, check_degrees, patch_model, supported_models
-from sp_core.planner.degrees import LAYOUT_CHOICES, RequestedDegrees
+from sp_core.planner.degrees import LAYOUT_CHOICES, WEIGHT_CHOICES, RequestedDegrees
 
 
 class SPModelPatch(io.ComfyNode):
@@ -16,7 +16,7 @@ class SPModelPatch(io.ComfyNode):
             display_name="SP Model Patch",
             category="advanced/multi-gpu",
             description=(
-                "Runs the model on several devices at once: each holds the whole model and works on a part of the video's "
+                "Runs the model on several devices at once: each works on a part of the video's "
                 "tokens, or on some rows of a batch. The result is the one that a single device gives. Place it behind "
                 "everything that changes the model (loaders, LoRAs, shifts, attention patches) and before the sampler or guider."
             ),
@@ -86,6 +86,16 @@ class SPModelPatch(io.ComfyNode):
                     tooltip="How much of the work each device gets. auto: by measured speed where devices differ. equal: the same. "
                     "3,1: three times as much on the first of two devices. The result is the same.",
                 ),
+                io.Combo.Input(
+                    "weights",
+                    options=list(WEIGHT_CHOICES),
+                    default="auto",
+                    optional=True,
+                    advanced=True,
+                    tooltip="How the weights lie on the devices. whole: all of them on each. shared: each device holds its part, and a "
+                    "block's weights are gathered before it computes, so N devices hold the model together. auto: whole. "
+                    "The result is the same.",
+                ),
             ],
             outputs=[io.Model.Output(tooltip="The same model; use it with any sampler or guider.")],
             hidden=[io.Hidden.dynprompt, io.Hidden.unique_id],
@@ -100,9 +110,11 @@ class SPModelPatch(io.ComfyNode):
         ring: int | None = 0,
         ulysses: int | None = 0,
         shares: str | None = "auto",
+        weights: str | None = "auto",
     ) -> bool | str:
         # ComfyUI gives None for what comes over a wire; execute sees it and checks again.
-        return check_degrees(devices, RequestedDegrees(cfg_split or 0, ring or 0, ulysses or 0, layout or "auto", shares or "auto"))
+        degrees = (cfg_split or 0, ring or 0, ulysses or 0)
+        return check_degrees(devices, RequestedDegrees(*degrees, layout or "auto", shares or "auto", weights or "auto"))
 
     @classmethod
     def execute(
@@ -115,6 +127,7 @@ class SPModelPatch(io.ComfyNode):
         ring: int = 0,
         ulysses: int = 0,
         shares: str = "auto",
+        weights: str = "auto",
     ) -> io.NodeOutput:
-        requested = RequestedDegrees(cfg_split, ring, ulysses, layout, shares)
+        requested = RequestedDegrees(cfg_split, ring, ulysses, layout, shares, weights)
         return io.NodeOutput(patch_model(model, devices, cls.hidden.dynprompt, cls.hidden.unique_id, keep_loaded, requested))

@@ -6,7 +6,7 @@ from comfy_api.latest import io
 
 from sp_core.host.ui.patch_node import check_degrees
 from sp_core.host.ui.sampler_node import sample, sampler_choices
-from sp_core.planner.degrees import RequestedDegrees
+from sp_core.planner.degrees import WEIGHT_CHOICES, RequestedDegrees
 
 
 class SPSampler(io.ComfyNode):
@@ -64,6 +64,15 @@ class SPSampler(io.ComfyNode):
                     tooltip="How much of the work each device gets. auto: by measured speed where devices differ. equal: the same. "
                     "3,1: three times as much on the first of two devices. Not used when SP Model Patch has patched the model already.",
                 ),
+                io.Combo.Input(
+                    "weights",
+                    options=list(WEIGHT_CHOICES),
+                    default="auto",
+                    optional=True,
+                    advanced=True,
+                    tooltip="How the weights lie on the devices. whole: all of them on each. shared: each device holds its part. "
+                    "auto: whole. Not used when SP Model Patch has patched the model already.",
+                ),
             ],
             outputs=[
                 io.Latent.Output(tooltip="The denoised latent."),
@@ -81,7 +90,20 @@ class SPSampler(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model, seed, steps, cfg, sampler_name, scheduler, positive, negative, latent_image, denoise, devices, shares="auto"
+        cls,
+        model,
+        seed,
+        steps,
+        cfg,
+        sampler_name,
+        scheduler,
+        positive,
+        negative,
+        latent_image,
+        denoise,
+        devices,
+        shares="auto",
+        weights="auto",
     ) -> io.NodeOutput:
         latent, report = sample(
             model,
@@ -99,6 +121,6 @@ class SPSampler(io.ComfyNode):
                 "latent": latent_image,
                 "denoise": denoise,
             },
-            RequestedDegrees(shares=shares),
+            RequestedDegrees(shares=shares, weights=weights),
         )
         return io.NodeOutput(latent, report)

@@ -7,8 +7,9 @@ changing from one choice to another and back makes nothing new.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -50,6 +51,17 @@ class ParallelGroups:
         return replace(self, sequence=replace(self.sequence, shares=shares.part(first, first + size)))
 
 
+@dataclass(frozen=True)
+class WeightGroup:
+    """What gathers shared weights: the ranks of a forward by a transport of its own, which counts by itself."""
+
+    transport: Transport
+    #: where gathers run while a block computes; None where the transport needs the processor that computes
+    lane: Lane | None
+    #: by model: which block came behind which in its last forward. Here, as all ranks make and forget a group together
+    following: dict[Any, dict[int, int]] = field(default_factory=dict)
+
+
 class ParallelGroupsCache:
     """Makes :class:`ParallelGroups` of the first ranks of the world, and keeps them by their degrees.
 
@@ -68,6 +80,7 @@ class ParallelGroupsCache:
         self._meshes = Meshes(timeout)
         self._built: dict[Degrees, ParallelGroups | None] = {}
         self._transports: dict[tuple[int, ...], Transport] = {}
+        self._weights: dict[int, WeightGroup] = {}
         self.stats = TransportStats()
 
     def build(self, degrees: Degrees) -> ParallelGroups | None:
@@ -92,12 +105,28 @@ class ParallelGroupsCache:
             self._lane = self._make_lane()
         return ParallelGroups(degrees, SequenceGroup(all_ranks, ulysses, ring, self._lane), cfg, mesh.sp.group)
 
+    def for_weights(self, ranks: int) -> WeightGroup | None:
+        """What gathers weights that lie over the first ``ranks`` ranks; None on the others.
+
+        Collective over the world when it is new. Its transport is no other's: a gather goes beside the exchanges of a block.
+        """
+        axis = self._meshes.further(ranks)
+        if axis is None:
+            return None
+        if ranks not in self._weights:
+            transport = self._make(axis.group)
+            self._weights[ranks] = WeightGroup(transport, self._make_lane() if transport.beside else None)
+        return self._weights[ranks]
+
     def _transport(self, axis: MeshAxis) -> Transport:
         if axis.ranks not in self._transports:
             transport = self._make(axis.group)
             transport.stats = self.stats
             self._transports[axis.ranks] = transport
         return self._transports[axis.ranks]
+
+    def _all(self) -> list[Transport]:
+        return [*self._transports.values(), *(weights.transport for weights in self._weights.values())]
 
     def renew(self) -> None:
         """Forget everything after a failure, as ranks may have left it at different places. Collective over the world.
@@ -109,7 +138,7 @@ class ParallelGroupsCache:
 
     def trim(self) -> None:
         """Give back device memory that the next exchanges can take again. Collective over each transport's ranks."""
-        for transport in self._transports.values():
+        for transport in self._all():
             transport.trim()
 
     def close(self) -> None:
@@ -117,8 +146,12 @@ class ParallelGroupsCache:
         if self._lane is not None:
             self._lane.close()
         self._lane = None
-        for transport in self._transports.values():
+        for transport in self._all():
             transport.close()
+        for weights in self._weights.values():
+            if weights.lane is not None:
+                weights.lane.close()
+        self._weights.clear()
         self._transports.clear()
         self._built.clear()
         self._meshes.close()

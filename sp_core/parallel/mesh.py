@@ -99,6 +99,7 @@ class Meshes:
         """``timeout`` is that of the groups' collectives; torch's default when not given."""
         self._timeout = timeout
         self._groups: dict[tuple[int, ...], Any] = {}
+        self._further: dict[tuple[int, ...], Any] = {}
         #: how many groups this rank has asked torch for, closed ones too
         self.asked = 0
 
@@ -120,6 +121,17 @@ class Meshes:
         members = axis_members(shape, rank)
         return Mesh(**{axis: MeshAxis(self._groups[ranks], ranks, ranks.index(rank)) for axis, ranks in members.items()})
 
+    def further(self, count: int) -> MeshAxis | None:
+        """Another group of the first ``count`` ranks, for what goes beside the exchanges of a mesh; None on a rank outside it.
+
+        Collective over the world when it is new.
+        """
+        ranks, rank = tuple(range(count)), dist.get_rank()
+        if ranks not in self._further:
+            self.asked += 1
+            self._further[ranks] = dist.new_group(list(ranks), timeout=self._timeout)
+        return None if rank >= count else MeshAxis(self._further[ranks], ranks, rank)
+
     def catch_up(self, asked: int) -> None:
         """Ask torch for groups of other ranks until this rank has asked ``asked`` times, as ranks have that built a mesh without it."""
         while self.asked < asked:
@@ -128,6 +140,7 @@ class Meshes:
 
     def close(self) -> None:
         """Destroy the groups that were made. Meshes built before are dead afterwards."""
-        while self._groups:
-            _, group = self._groups.popitem()
-            dist.destroy_process_group(group)  # does nothing on a rank outside the group
+        for groups in (self._groups, self._further):
+            while groups:
+                _, group = groups.popitem()
+                dist.destroy_process_group(group)  # does nothing on a rank outside the group

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -67,7 +68,7 @@ def _memory(device: torch.device) -> int:
 
 
 def _properties(device: torch.device) -> object:
-    module = None if device.type == "cpu" else getattr(torch, device.type, None)
+    module: Any = None if device.type == "cpu" else getattr(torch, device.type, None)
     return module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
 
 

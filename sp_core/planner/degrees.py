@@ -10,6 +10,8 @@ from ..layout.shares import Shares, uneven, whole_numbers
 
 #: token layouts that a user can ask for; what they are is in :mod:`sp_core.layout`, which of them a model has in its plan
 LAYOUT_CHOICES = ("auto", "flat", "tiles")
+#: how a model's weights can lie on the devices: all of them on each, or each block's bytes once over the ranks of a forward
+WEIGHT_CHOICES = ("auto", "whole", "shared")
 
 
 #: what a user can say of shares instead of numbers: by measured speed, or the same for each device
@@ -42,7 +44,7 @@ class Degrees:
 
 @dataclass(frozen=True)
 class RequestedDegrees:
-    """What the user asked for. 0 leaves a degree to the planner, "auto" leaves the layout of the tokens to the plan.
+    """What the user asked for. 0 leaves a degree to the planner, "auto" the layout of tokens to the plan and the weights to the planner.
 
     ``cfg`` is SP Model Patch's input ``cfg_split``: 2 splits batched conditionings, 1 does not. ``shares`` is "auto", "equal", or a
     number for each device, as "3,1".
@@ -53,6 +55,8 @@ class RequestedDegrees:
     ulysses: int = 0
     layout: str = "auto"
     shares: str = "auto"
+    #: one of :data:`WEIGHT_CHOICES`
+    weights: str = "auto"
 
 
 #: everything is left to the planner
@@ -96,6 +100,8 @@ def check_requested(requested: RequestedDegrees, world_size: int) -> None:
     if requested.layout not in LAYOUT_CHOICES:
         raise SPError(f"'{requested.layout}' is no layout; there are {', '.join(LAYOUT_CHOICES)}")
     requested_shares(requested.shares, world_size)
+    if requested.weights not in WEIGHT_CHOICES:
+        raise SPError(f"'{requested.weights}' is no value for weights; there are {', '.join(WEIGHT_CHOICES)}")
     if not matching(requested, world_size):
         nearest = sorted(possible_degrees(world_size), key=lambda degrees: _distance(requested, degrees))[:3]
         wanted = Degrees(max(requested.cfg, 1), max(requested.ring, 1), max(requested.ulysses, 1)).describe()

@@ -21,6 +21,7 @@ from ..attention.sequence_group import SequenceGroup
 from ..comm import Transport
 from ..errors import SPError
 from ..layout import FlatLayout, SequenceLayout, too_coarse
+from ..weights import Gathering
 from .arguments import Arguments, parameter_names
 from .compiled_blocks import CompiledBlock, Compiler
 from .forward_state import Escaped, ForwardState, ShardRule
@@ -59,6 +60,7 @@ class Engine:
         foreign: code of other packs inside the model, which gets whole data.
         probing: probes that code, so that it is shared out where that gives the same; None where it gets whole data in any case.
         compiler: compiles the blocks; None where they run as they are.
+        weights: gathers those of each block before it computes; None where every rank has all of them.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Engine:
         foreign: Foreign | None = None,
         probing: Probing | None = None,
         compiler: Compiler | None = None,
+        weights: Gathering | None = None,
     ) -> None:
         self.plan = plan
         self.sequence = SequenceGroup.flat(sequence) if isinstance(sequence, Transport) else sequence
@@ -81,6 +84,7 @@ class Engine:
         self._host = host or HostFunctions()
         self._foreign, self._probing = foreign or Foreign(), probing
         self._compiler = compiler
+        self._weights = weights
 
     @contextlib.contextmanager
     def installed(self, model: nn.Module) -> Iterator[ForwardState]:
@@ -171,6 +175,8 @@ class Engine:
 
         def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Hooked:
             self._enter_block(index, count)
+            if self._weights is not None:
+                self._weights.enter(index)
             if state.whole:
                 return None
             call = Arguments(names, args, kwargs)
@@ -185,6 +191,8 @@ class Engine:
             return tuple(call.args), call.kwargs
 
         def after(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+            if self._weights is not None:
+                self._weights.leave(index)
             if not state.split:
                 if blocks.gathers and last:
                     state.begin_anew()

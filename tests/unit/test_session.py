@@ -48,7 +48,7 @@ class Workers:
             self.models.add(body["key"])
         if operation == "keep":
             self.models, self.cache = self.models & set(body["keys"]), set(body["graph"])
-        return {"resident": sorted(self.models)}
+        return {"resident": sorted(self.models), "places": []}
 
     def launch(self) -> None:
         pass
@@ -70,6 +70,9 @@ class Model:
 
     def __init__(self, recipe: Recipe, devices: tuple[WorkerDevice, ...] = DEVICES) -> None:
         self.recipe, self.devices = recipe, devices
+
+    def share_memory(self, places: list[Any]) -> None:
+        assert places == []
 
 
 class Comfy:

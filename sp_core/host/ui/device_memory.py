@@ -23,7 +23,7 @@ class DeviceShare(comfy.model_patcher.ModelPatcher):
     """A patched MODEL's weights on one further device. ComfyUI loads it together with the MODEL, and evicts it alone."""
 
     def __init__(self, sp: RemoteModel, load_device: torch.device, offload_device: torch.device) -> None:
-        super().__init__(WeightsOfAWorker(), load_device, offload_device, size=sp.weight_bytes)
+        super().__init__(WeightsOfAWorker(), load_device, offload_device, size=sp.device_bytes)
         self.sp = sp
 
     def loaded_size(self) -> int:

@@ -28,6 +28,7 @@ from .late_callbacks import LateCallbacks
 from .outgoing_options import OutgoingOptions, hooked, placed_too_late, with_own_patches
 from .recipe import Recipe
 from .remote_model import RemoteModel, WorkerSession
+from .shared_size import device_bytes
 from .stand_in import make_stand_in
 from .watch import SwapWatch
 
@@ -223,6 +224,8 @@ def make_sp_patcher(
     departure = Departure(local, known.own)
     outgoing = OutgoingOptions(given, known, departure, written=not plan.splits_tokens)
     sp = RemoteModel(session, recipe, devices, plan, source.model_size(), keep_loaded, requested, departure, outgoing)
+    sp.local = local
+    sp.device_bytes = device_bytes(plan, local, sp.weight_bytes, requested, len(devices))
     base = _own_base_model(source)
     watch = SwapWatch(local, backup)
     base.diffusion_model = make_stand_in(local, local_class, plan, sp, watch, backup)
@@ -231,7 +234,7 @@ def make_sp_patcher(
         # the ranks share the activations out, so ComfyUI may batch conditionings where one device could not
         base.memory_usage_factor = source.model.memory_usage_factor / len(devices)
     # weights on other devices do not count for this process's own
-    size = source.model_size() if sp.shares(source.load_device) else 1
+    size = sp.device_bytes if sp.shares(source.load_device) else 1
     patcher = SPModelPatcher(base, source.load_device, source.offload_device, size=size)
     patcher.sp, patcher.watch, patcher.late_callbacks = sp, watch, LateCallbacks(source.callbacks)
     patcher.shares = DeviceShares(sp, source.load_device, source.offload_device)

@@ -113,6 +113,7 @@ class PoolModels:
         if model.is_vae:
             check_same_vae(model.recipe, model.digest, digests["vae_by_rank"])
         self._resident[model.recipe.key] = model.recipe
+        model.share_memory(reply["places"])
         model.must_replay = False
         log.info("model %s in %d workers after %.2f s", model.recipe.key, pool.world_size, time.perf_counter() - started)
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +24,7 @@ from ..travel import from_wire, to_wire
 from ..vae_digest import Digest
 from .departure import Departure
 from .known_objects import KnownObjects
+from .one_copy import share_memory
 from .outgoing_options import OutgoingOptions
 from .progress import Watcher
 from .recipe import Recipe
@@ -73,6 +74,10 @@ class RunStats:
     exchange_s: float = 0.0
     exchange_bytes: int = 0
     exchanges: int = 0
+    #: of rank 0, of weights that are shared out, in all forwards together
+    gathered_bytes: int = 0
+    #: how the weights lay on the devices in the last forward, in a sentence; "" where nothing is to be said
+    weights_line: str = ""
     #: to the workers: bytes written for them, and bytes of conditioning that they held already
     sent_bytes: int = 0
     reused_bytes: int = 0
@@ -133,7 +138,11 @@ class RemoteModel:
     ) -> None:
         self.recipe, self.devices, self.plan = recipe, devices, plan
         self.weight_bytes, self.keep_loaded, self.requested = weight_bytes, keep_loaded, requested
+        #: bytes of weights that each device holds while it computes: fewer where they are shared out
+        self.device_bytes = weight_bytes
         self.stats = RunStats()
+        #: the diffusion model as the loader left it in this process
+        self.local: torch.nn.Module | None = None
         #: bytes of weights that ComfyUI lets onto this process's device
         self.allowance = math.inf
         #: SP Model Patch ran anew and files may have changed: the workers have to replay the graph. Cleared once they have
@@ -161,7 +170,7 @@ class RemoteModel:
     def bytes_on_devices(self, device: torch.device | None = None) -> int:
         """Bytes that a worker holds on ``device``, or on any device, as far as this process knows. Never waits."""
         there = any(device is None or worker.is_on(device) for worker in self._on_devices)
-        return self.weight_bytes if there and self._session.holds(self) else 0
+        return self.device_bytes if there and self._session.holds(self) else 0
 
     def left(self, device: torch.device | None = None) -> None:
         """The session asks the workers to take the weights off all devices, or off ``device`` only."""
@@ -176,6 +185,11 @@ class RemoteModel:
         """Take the weights off the workers' devices, or off ``device`` only. The next sampling run brings them back."""
         self._session.release(self, device)
 
+    def share_memory(self, places: Sequence[Sequence[Any]]) -> None:
+        """The workers' weights lie at ``places`` in files: this process needs no copy of its own. See :func:`.one_copy.share_memory`."""
+        if self.local is not None:
+            share_memory(self.local, places)
+
     def headroom(self, free: int, device: torch.device) -> int:
         """Bytes that activations can have on ``device`` of this process, where ``free`` bytes are free now."""
         if device.type == "cpu" or not self.shares(device):
@@ -189,7 +203,7 @@ class RemoteModel:
         # After the first forward every weight that ComfyUI lets onto the device is there. Under dynamic VRAM no weight
         # has to come: weights leave the device when activations need its memory.
         all_there = bool(self.stats.forward_s) or comfy_api.dynamic_vram()
-        to_come = 0 if all_there else int(min(self.weight_bytes, self.allowance)) - weights
+        to_come = 0 if all_there else int(min(self.device_bytes, self.allowance)) - weights
         return headroom_for_activations(free, spare, to_come)
 
     def shares(self, device: torch.device) -> bool:
@@ -238,7 +252,14 @@ class RemoteModel:
 
     def call(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         pool = self._session.ensure(self)
-        body = {"key": self.recipe.key, "run": self._run_number, "method": method, "args": args, "kwargs": kwargs}
+        body = {
+            "key": self.recipe.key,
+            "run": self._run_number,
+            "method": method,
+            "args": args,
+            "kwargs": kwargs,
+            "requested": asdict(self.requested),
+        }
         return self._call(pool, "call", body, _device_of((args, kwargs)), method)
 
     def _call(self, pool: Pool, operation: str, body: dict[str, Any], device: torch.device, what: str) -> Any:
@@ -258,6 +279,8 @@ class RemoteModel:
         """Count one forward: ``told`` is what rank 0 says of it, ``seconds`` what it took here."""
         run = self.stats
         run.count(told, seconds, pool.last_call)
+        run.gathered_bytes += told["gathered_bytes"]
+        run.weights_line = told["weights"]
         for name in dict.fromkeys([*told["apart"], *told["whole"]]):
             calls = told["whole"].get(name, 0)
             sentence = computed_in_full(name, calls, told["why_whole"].get(name, "")) if calls else shared_out(name)

@@ -96,3 +96,31 @@ def process_memory() -> int:
 
     info = psutil.Process().memory_info()
     return int(info.rss) - int(getattr(info, "shared", 0))
+
+
+def is_dynamic(patcher: Any) -> bool:
+    """ComfyUI brings each weight of this model to the device when it is used."""
+    return bool(getattr(patcher, "is_dynamic", lambda: False)())
+
+
+def patched_modules(patcher: Any) -> set[int]:
+    """Ids of the modules whose weights ComfyUI patches when it loads the model: not all that have weights."""
+    if is_dynamic(patcher):
+        return {id(entry[-2]) for entry in patcher._load_list(for_dynamic=True)}
+    return {id(entry[-2]) for entry in patcher._load_list()}
+
+
+def patch_weight(patcher: Any, key: str, device: Any) -> None:
+    """Put the weight with its patches into the model, on ``device``, in the place of what is there."""
+    in_place, patcher.weight_inplace_update = patcher.weight_inplace_update, False
+    try:
+        patcher.patch_weight_to_device(key, device_to=device)
+    finally:
+        patcher.weight_inplace_update = in_place
+
+
+def called_at_loading(patcher: Any) -> list[Any]:
+    """Functions that nodes have ComfyUI call when the model's weights are on the device."""
+    from comfy.patcher_extension import CallbacksMP
+
+    return list(patcher.get_all_callbacks(CallbacksMP.ON_LOAD))

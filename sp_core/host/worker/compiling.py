@@ -53,14 +53,20 @@ class Compilers:
         self._context = context
         self._compilers: dict[tuple[str, CompileWish], BlockCompiler] = {}
 
-    def grant(self, model: LoadedModel, call: ForwardCall, groups: ParallelGroups) -> Granted:
-        """How the blocks of a forward run, equally on all ranks."""
+    def grant(self, model: LoadedModel, call: ForwardCall, groups: ParallelGroups, shares_weights: bool = False) -> Granted:
+        """How the blocks of a forward run, equally on all ranks.
+
+        Args:
+            shares_weights: the weights of each block are gathered before it computes.
+        """
         # of a node behind SP Model Patch, if there is one
         asked = call.options.get(WISH) or model.compile_wish
         if asked is None:
             return Granted()
         wish, said = wish_of(asked)
         why = said if wish is None else why_not(model, call, groups)
+        if shares_weights:
+            why = why or "a block's weights are gathered before it computes, and lie in another place each time (weights: shared)"
         if wish is None or why:
             return Granted(None, why)
         key = (model.plan.architecture, wish)

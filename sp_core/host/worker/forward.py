@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from ...parallel.groups import ParallelGroups
+from ...parallel.groups import ParallelGroups, WeightGroup
 from ...plans.compiled_blocks import Compiler
 from ...plans.engine import Engine, EnterBlock
 from ...plans.forward_state import Escaped, ForwardState
 from ...plans.probing import Contents, Probing
+from ...weights import Gathering
 from ..block_skips import SKIPPED, put_skips
 from ..compiled import WISH
 from ..options import AROUND_THE_MODEL, INSIDE_THE_MODEL, LATE_FORWARDS
@@ -29,7 +31,12 @@ log = logging.getLogger(__name__)
 
 
 def run_forward(
-    model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock, compiler: Compiler | None = None
+    model: LoadedModel,
+    call: ForwardCall,
+    groups: ParallelGroups,
+    enter_block: EnterBlock,
+    compiler: Compiler | None = None,
+    weights: WeightGroup | None = None,
 ) -> tuple[Any, ForwardState]:
     """The output for all tokens and conditionings, equal on all ranks of ``groups``, and how they were laid out. Collective.
 
@@ -37,6 +44,7 @@ def run_forward(
         call: the same on every rank.
         enter_block: called before each block; see :class:`sp_core.plans.Engine`.
         compiler: compiles the blocks, if they are to be.
+        weights: gathers the model's shared weights; None where every rank has all of them.
     """
     groups.sequence.stats.reset()
     if model.alone is not None:
@@ -44,7 +52,7 @@ def run_forward(
     if groups.cfg is not None:
         call = cfg_split.part_of_call(call, groups.cfg.rank, groups.cfg.world_size)
     with late_forwards(model.diffusion_model, call.options):
-        output, state = _settled(model, call, groups, enter_block, compiler)
+        output, state = _settled(model, call, groups, enter_block, compiler, weights)
     groups.sequence.check()
     if groups.cfg is not None:
         output = cfg_split.join_parts(output, groups.cfg)
@@ -53,25 +61,39 @@ def run_forward(
 
 
 def _settled(
-    model: LoadedModel, call: ForwardCall, groups: ParallelGroups, enter_block: EnterBlock, compiler: Compiler | None
+    model: LoadedModel,
+    call: ForwardCall,
+    groups: ParallelGroups,
+    enter_block: EnterBlock,
+    compiler: Compiler | None,
+    weights: WeightGroup | None,
 ) -> tuple[Any, ForwardState]:
     """A forward in which no code of other packs was shared out that would have needed whole data."""
     contents = Contents(call.named, call.extra, call.options)
     while True:
         probing = _probing(model, call, groups)
         try:
-            output, state = _attempt(model, call, groups, enter_block, probing, compiler)
+            with _gathering(model, weights) as gathering:
+                output, state = _attempt(model, call, groups, enter_block, probing, compiler, gathering)
         except Escaped as escaped:
             # on all ranks at the same place, for they run the same code
             if model.plan.strict:
                 raise
             contents.put_back()
-            return _whole(model, call, enter_block, str(escaped))
+            with _gathering(model, weights) as gathering:
+                return _whole(model, call, enter_block, str(escaped), gathering)
         differing = probing.settle() if probing is not None else []
         if not differing:
             return output, state
         log.warning("%s began to compute in another way: this forward is computed again, with whole data for it", " and ".join(differing))
         contents.put_back()
+
+
+def _gathering(model: LoadedModel, weights: WeightGroup | None) -> AbstractContextManager[Gathering | None]:
+    if weights is None or model.shared is None:
+        return contextlib.nullcontext()
+    following = weights.following.setdefault((model.plan.architecture, len(model.shared.shards)), {})
+    return model.shared.gathering(weights.transport, weights.lane, following)
 
 
 def _attempt(
@@ -81,6 +103,7 @@ def _attempt(
     enter_block: EnterBlock,
     probing: Probing | None,
     compiler: Compiler | None,
+    gathering: Gathering | None,
 ) -> tuple[Any, ForwardState]:
     inputs = {**call.named, **call.extra}
     engine = Engine(
@@ -93,9 +116,13 @@ def _attempt(
         foreign=foreign_inside(model.patcher, model.modules),
         probing=probing,
         compiler=compiler,
+        weights=gathering,
     )
     with engine.installed(model.diffusion_model) as state:
         options = put_skips(engine.adapted(transformer_options(model.patcher, call.options), state))
+        if gathering is not None:
+            # the host would bring the blocks' own weights to the device, ahead of the blocks
+            options["prefetch_dynamic_vbars"] = False
         output = call.on(model.diffusion_model, options)
         state.check()
     return output, state
@@ -124,22 +151,34 @@ def _run_alone(model: LoadedModel, call: ForwardCall, enter_block: EnterBlock) -
         return _whole(model, call, enter_block)
 
 
-def _whole(model: LoadedModel, call: ForwardCall, enter_block: EnterBlock, escaped: str = "") -> tuple[Any, ForwardState]:
-    """A forward with nothing of this extension in it. ``escaped``: what could not be shared out."""
+def _whole(
+    model: LoadedModel, call: ForwardCall, enter_block: EnterBlock, escaped: str = "", gathering: Gathering | None = None
+) -> tuple[Any, ForwardState]:
+    """A forward with nothing of this extension in it but shared weights. ``escaped``: what could not be shared out."""
     blocks = model.plan.blocks_of(model.diffusion_model)
     with contextlib.ExitStack() as undo:
         for index, block in enumerate(blocks):
-            hook = functools.partial(_enter, enter_block, index, len(blocks))
-            undo.callback(block.register_forward_pre_hook(hook).remove)
+            enter = functools.partial(_enter, enter_block, gathering, index, len(blocks))
+            undo.callback(block.register_forward_pre_hook(enter).remove)
+            if gathering is not None:
+                undo.callback(block.register_forward_hook(functools.partial(_leave, gathering, index)).remove)
         options = put_skips(transformer_options(model.patcher, call.options))
+        if gathering is not None:
+            options["prefetch_dynamic_vbars"] = False
         output = call.on(model.diffusion_model, options)
     state = ForwardState(0, 1)
     state.escaped = escaped
     return output, state
 
 
-def _enter(enter_block: EnterBlock, index: int, count: int, *_: Any) -> None:
+def _enter(enter_block: EnterBlock, gathering: Gathering | None, index: int, count: int, *_: Any) -> None:
     enter_block(index, count)
+    if gathering is not None:
+        gathering.enter(index)
+
+
+def _leave(gathering: Gathering, index: int, *_: Any) -> None:
+    gathering.leave(index)
 
 
 def transformer_options(patcher: Any, sent: dict[str, Any]) -> dict[str, Any]:

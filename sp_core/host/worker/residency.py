@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ from ...plans import SequencePlan, shape
 from ...plans.probing import Verdicts
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
+from ...weights import SharedWeights
 from .. import comfy_api
-from . import comfy_memory
+from . import comfy_memory, shared_blocks
 from .batch_rows import RowProofs
 from .loading import loading_shown
 
@@ -31,6 +33,8 @@ class Held(Protocol):
     #: the sampling run that has begun with it on this rank, and is not over
     run: int | None
     verdicts: Any
+    #: see :class:`LoadedModel`
+    shared: Any
 
     @property
     def patcher(self) -> Any:
@@ -57,6 +61,8 @@ class LoadedModel:
     compile_wish: dict[str, Any] | None = None
     #: of a model without a plan, what was found out about its batch rows
     row_proofs: RowProofs = field(default_factory=RowProofs)
+    #: this rank's part of the blocks' weights; None while they are whole, or not on the device
+    shared: SharedWeights | None = None
 
     @property
     def diffusion_model(self) -> nn.Module:
@@ -85,6 +91,10 @@ class Residency:
         self._models: dict[str, Any] = {}
         #: a patcher; a graph that is replayed again gives the same one, and it stays active
         self._active: Any = None
+        #: over how many ranks the weights of the active model's blocks are shared out; 0 where they are whole
+        self._ranks = 0
+        #: the host's models that it has loaded without their blocks. Clones share a model, and what is loaded of it
+        self._without_blocks: weakref.WeakSet[Any] = weakref.WeakSet()
         #: bytes of activations that the host made room for beside the active model
         self._room = _NO_ROOM
 
@@ -104,7 +114,7 @@ class Residency:
         """Hold ``model`` as ``key``, instead of what had that key."""
         old = self._models.get(key)
         if old is not None and old.patcher is model.patcher:
-            model.run = old.run
+            model.run, model.shared = old.run, old.shared
         elif old is not None:
             self._end_run(old)
         self._models[key] = model
@@ -125,7 +135,7 @@ class Residency:
 
     # -- on the device or not ------------------------------------------------------------
 
-    def activate(self, model: Held, activation_bytes: float, run: int | None) -> None:
+    def activate(self, model: Held, activation_bytes: float, run: int | None, ranks: int = 0) -> None:
         """Bring ``model`` to the device, with ``activation_bytes`` free beside it, and begin the sampling run if it is new here.
 
         The host loads once for a sampling run. It is not done for each forward here either, but for the first
@@ -133,15 +143,21 @@ class Residency:
 
         Args:
             run: number of the sampling run, or None outside of one. A rank that was idle begins later than the others.
+            ranks: over how many ranks the weights of its blocks are shared out; 0 leaves them whole.
         """
         patcher, show = model.patcher, self._context.show
-        is_active = self._active is patcher
+        is_active = self._active is patcher and self._ranks == ranks
         if not (is_active and activation_bytes <= self._room and comfy_memory.is_loaded(patcher)):
             if not is_active:
                 self._deactivate()
             show(Phase.LOADING)
-            self._load(patcher, activation_bytes, show_progress=not is_active)
-            self._active, self._room = patcher, activation_bytes
+            if ranks:
+                self._load_shared(model, activation_bytes, ranks)
+            else:
+                model.shared = None
+                self._unload_without_blocks(patcher)
+                self._load(patcher, activation_bytes, show_progress=not is_active)
+            self._active, self._room, self._ranks = patcher, activation_bytes, ranks
             self.show_memory(model)
         if run is not None and run != model.run:
             self._end_run(model)
@@ -177,6 +193,28 @@ class Residency:
         with self.progress_of_loading(total, in_use) if show_progress else contextlib.nullcontext():
             comfy.model_management.load_models_gpu(models, memory_required=activation_bytes)
 
+    def _unload_without_blocks(self, patcher: Any) -> None:
+        """The host takes a model for loaded of which it has loaded all but the blocks."""
+        base = getattr(patcher, "model", None)
+        if base in self._without_blocks:
+            comfy_memory.unload(patcher)
+            self._without_blocks.discard(base)
+
+    def _load_shared(self, model: Held, activation_bytes: float, ranks: int) -> None:
+        """What is outside the blocks, whole; of the blocks this rank's part."""
+        assert isinstance(model, LoadedModel)
+        blocks, context = model.plan.blocks_of(model.diffusion_model), self._context
+        if model.shared is not None and model.shared.ranks != ranks:
+            model.shared = None
+        weights = model.patcher.model_size() / ranks if model.shared is None else 0
+        with shared_blocks.left_out(model.patcher, blocks):
+            self._without_blocks.add(model.patcher.model)
+            self._load(model.patcher, activation_bytes + weights, show_progress=True)
+        if model.shared is None:
+            model.shared = shared_blocks.share(
+                model.patcher, blocks, context.rank, ranks, context.device, lambda: context.show(Phase.LOADING)
+            )
+
     def release(self, model: Held | None, wholly: bool) -> None:
         """Take a model's weights off the device. It stays loaded in main memory as the host sees fit."""
         comfy_api.end_of_node()
@@ -201,6 +239,7 @@ class Residency:
             comfy_memory.clean_up(model.patcher)
 
     def _take_off(self, model: Held, wholly: bool) -> None:
+        model.shared = None
         if self._active is model.patcher:
             self._deactivate()
         elif self._active is not None and self._active.is_clone(model.patcher):
@@ -208,7 +247,7 @@ class Residency:
         comfy_memory.unload(model.patcher, wholly)
 
     def _deactivate(self) -> None:
-        self._active, self._room = None, _NO_ROOM
+        self._active, self._room, self._ranks = None, _NO_ROOM, 0
 
     # -- what ComfyUI's process sees of it -----------------------------------------------
 
@@ -219,5 +258,6 @@ class Residency:
     def show_memory(self, model: Held | None) -> None:
         """Tell the bytes of weights on the device, and those that ``model`` could compute in beside what is free."""
         state = self._context.own_state
-        state.weight_bytes = comfy_memory.loaded_weights(self._context.device)
+        shared = {id(held.shared): held.shared.nbytes for held in self._models.values() if held.shared is not None}
+        state.weight_bytes = comfy_memory.loaded_weights(self._context.device) + sum(shared.values())
         state.spare_bytes = comfy_memory.spare_memory(model.patcher) if model is not None else 0

@@ -14,11 +14,11 @@ from ...comm.fastest import RememberedTimes
 from ...comm.lane import make_lane
 from ...errors import SPError
 from ...models.registration import register_models
-from ...parallel.groups import ParallelGroups, ParallelGroupsCache
+from ...parallel.groups import ParallelGroups, ParallelGroupsCache, WeightGroup
 from ...parallel.pace import Pace
 from ...parallel.rates import measure_rates
 from ...planner.cost import MeasuredRates
-from ...planner.degrees import Degrees
+from ...planner.degrees import Degrees, RequestedDegrees
 from ...plans import SequencePlan, code_of_packs, plan_of, plan_without, validate
 from ...plans.forward_state import ForwardState
 from ...plans.shape import token_count
@@ -28,7 +28,7 @@ from ...pool.worker import WorkerContext
 from .. import comfy_api
 from ..options import CLASS
 from ..travel import from_wire, to_wire
-from . import comfy_memory, vae
+from . import comfy_memory, one_copy, vae
 from .alike import ComputesAlike
 from .arrival import Arrivals
 from .compiling import Compilers, Granted
@@ -42,6 +42,7 @@ from .residency import LoadedModel, Residency
 from .row_forward import row_choice, run_rows, why_unsplit
 from .uncompiled import uncompile
 from .verify import check_ranks_agree
+from .weight_choice import choice_of_weights, told_of_weights
 
 
 class HostService:
@@ -51,6 +52,8 @@ class HostService:
         self.context = context
         comfy_api.import_main()
         comfy_memory.share_pinned_memory(context.world_size)
+        if context.device.type == "cpu":  # elsewhere main memory holds weights only while they are not on the device
+            one_copy.install(context.directory)
         register_models()
         self._replay = GraphReplay(context, options["catalogue"])
         self._arrivals = Arrivals(self._replay.packs.module)
@@ -82,7 +85,8 @@ class HostService:
         architecture = body["architecture"]
         model = vae.checked(patcher, architecture, body["tiles_only"]) if body["is_vae"] else _checked(patcher, architecture)
         self._residency.hold(body["key"], model)
-        return {"resident": self._residency.keys}
+        places = one_copy.places(model.diffusion_model) if isinstance(model, LoadedModel) and self.context.rank == 0 else []
+        return {"resident": self._residency.keys, "places": places}
 
     def _do_digests(self, body: dict[str, Any]) -> dict[str, Any]:
         """What the MODELs are that nodes of the replayed graphs gave, or the VAE, on every rank."""
@@ -107,21 +111,24 @@ class HostService:
             self._exchange_bytes = qkv // self.context.world_size
         choice = self._decider.choice(model, call, body["run"])
         groups = self._groups.build(choice.degrees)
+        weights = self._weight_group(choice_of_weights(model, call.requested, choice.degrees.ranks), choice.degrees.ranks)
         if groups is None:
             return {}  # this rank stays idle
         groups = groups.in_groups(choice.groups.groups).with_shares(choice.shares)
         whole = gets_whole_data(model.patcher, model.modules, call.options)
         part = 1 if whole else groups.sequence.token_share / choice.degrees.cfg
-        self._residency.activate(model, model.activation_bytes(call.x) * part, body["run"])
-        granted = self._compilers.grant(model, call, groups)
+        self._residency.activate(
+            model, model.activation_bytes(call.x) * part, body["run"], 0 if weights is None else weights.transport.world_size
+        )
+        granted = self._compilers.grant(model, call, groups, shares_weights=weights is not None)
         with self._pace.forward() as pace:
-            output, state = run_forward(model, call, groups, self.context.enter_block, granted.compiler)
+            output, state = run_forward(model, call, groups, self.context.enter_block, granted.compiler, weights)
             pace.expected_s = self._decider.expected_s(model, call, choice, self.context.rank) if state.was_split else 0.0
         self._residency.show_memory(model)
         if settings.verify_ranks() and choice.degrees.ranks == self.context.world_size:
             check_ranks_agree(output)
         decision = choice.line(state.describe(), groups.sequence.all_ranks.name) + told_of(model, state)
-        return self._reply(output, self._stats(decision, groups, state, granted))
+        return self._reply(output, self._stats(decision, groups, state, granted) | told_of_weights(model, call.requested, weights))
 
     def _forward_of_rows(self, model: LoadedModel, call: ForwardCall, run: int | None, unsplit: str) -> dict[str, Any]:
         """A forward of a model without a plan, or one that its plan does not split."""
@@ -142,6 +149,13 @@ class HostService:
             check_ranks_agree(result.output)
         return self._reply(result.output, self._stats(result.told, groups, ForwardState(0, 1), granted))
 
+    def _weight_group(self, shared: bool, ranks: int) -> WeightGroup | None:
+        """What gathers weights that are shared out over ``ranks`` ranks. Collective where they are, also for ranks that stay idle."""
+        weights = self._groups.for_weights(ranks) if shared else None
+        if weights is not None:
+            weights.transport.stats.reset()
+        return weights
+
     def _reply(self, output: Any, stats: dict[str, Any]) -> dict[str, Any]:
         changed = to_wire(self._arrivals.changed() if self.context.rank == 0 else [])
         return {"output": output, "stats": stats, "changed": changed}
@@ -152,6 +166,8 @@ class HostService:
             "exchange_s": self._decider.exchange_s(stats),
             "exchange_bytes": stats.bytes_sent,
             "exchanges": stats.exchanges,
+            "gathered_bytes": 0,
+            "weights": "",
             "decision": decision,
             "whole": state.got_whole,
             "why_whole": state.why_whole,
@@ -163,7 +179,9 @@ class HostService:
     def _do_call(self, body: dict[str, Any]) -> Any:
         """A method of the diffusion model that the host calls outside a forward, and that needs weights."""
         model = self._residency[body["key"]]
-        self._residency.activate(model, 0, body["run"])
+        shared = choice_of_weights(model, RequestedDegrees(**body["requested"]), self.context.world_size)
+        ranks = model.shared.ranks if model.shared is not None else self.context.world_size
+        self._residency.activate(model, 0, body["run"], ranks if shared else 0)
         return getattr(model.diffusion_model, body["method"])(*body["args"], **body["kwargs"])
 
     def _do_vae(self, body: dict[str, Any]) -> FromEachRank:

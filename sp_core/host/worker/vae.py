@@ -31,6 +31,8 @@ class LoadedVae:
     #: a VAE takes no part in sampling runs
     run: int | None = None
     verdicts: None = None
+    #: a VAE is whole on each device
+    shared: Any = None
 
     @property
     def patcher(self) -> Any:

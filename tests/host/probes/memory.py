@@ -49,7 +49,7 @@ def what_workers_hold_on_another_device_is_counted_with_the_model() -> None:
     from sp_core.host.ui.device_memory import DeviceShare
 
     second, released = torch.device("cpu", 1), []
-    sp: Any = SimpleNamespace(weight_bytes=1 << 20, keep_loaded="auto", release=lambda device: released.append(device))
+    sp: Any = SimpleNamespace(device_bytes=1 << 20, keep_loaded="auto", release=lambda device: released.append(device))
     sp.bytes_on_devices = lambda device: 0 if released else 1 << 20
     share = DeviceShare(sp, second, torch.device("cpu"))
     model, calls = patcher()

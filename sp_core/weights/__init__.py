@@ -1,0 +1,6 @@
+"""Weights that lie once over the ranks of a forward: each rank holds a part of each block's bytes."""
+
+from .layout import gathered_bytes, shard_bytes
+from .shared import Gathering, SharedWeights
+
+__all__ = ["Gathering", "SharedWeights", "gathered_bytes", "shard_bytes"]

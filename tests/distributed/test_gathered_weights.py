@@ -1,0 +1,122 @@
+"""Weights that lie once over real ranks: the bits of whole weights, by every kind of link, and nothing gathered twice."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+import torch
+from distributed.ranks import run_ranks
+from torch import Tensor, nn
+
+from sp_core.comm.lane import ThreadLane
+from sp_core.comm.transports.collective import CollectiveTransport
+from sp_core.comm.transports.slow import SlowTransport
+from sp_core.plans.engine import Engine
+from sp_core.reference.model import AudioVideoDiT, ReferenceConfig
+from sp_core.reference.plan import REFERENCE
+from sp_core.reference.sample import Inputs, step_arguments
+from sp_core.weights import SharedWeights
+from sp_core.weights.block import BlockShard, Place, WrongWeights, places_of
+from sp_core.weights.tensors import take_apart
+
+CONFIG = ReferenceConfig(layers=3)
+
+
+def shared(model: nn.Module, rank: int, world_size: int) -> SharedWeights:
+    shards = []
+    for number, block in enumerate(REFERENCE.blocks_of(model)):
+        weights: dict[int, tuple[list[Place], Any]] = {}
+        for place in places_of(block):
+            weights.setdefault(id(place.weight), ([], take_apart(place.weight)))[0].append(place)
+        shards.append(BlockShard(number, weights.values(), rank, world_size, torch.device("cpu")))
+    return SharedWeights(shards, world_size)
+
+
+def emptied(model: nn.Module) -> None:
+    """A block that computes with its own weights is noticed."""
+    for block in REFERENCE.blocks_of(model):
+        for weight in block.parameters():
+            weight.data = torch.full_like(weight, math.nan)
+
+
+def forward(model: nn.Module, weights: Any = None) -> tuple[Tensor, Tensor]:
+    inputs = Inputs.seeded(CONFIG, 1, 3, 10, 14)
+    engine = Engine(REFERENCE, CollectiveTransport(), weights=weights)
+    with torch.inference_mode(), engine.installed(model) as state:
+        output = model(**step_arguments(inputs, inputs.video, inputs.audio, 0.5), transformer_options={})
+        state.check()
+    return output
+
+
+def both_ways(rank: int, world_size: int, slow: bool) -> tuple[bool, int, int]:
+    model = AudioVideoDiT.seeded(CONFIG, 0)
+    whole = forward(model)
+    weights = shared(model, rank, world_size)
+    emptied(model)
+    inner = CollectiveTransport(torch.distributed.new_group())
+    transport = SlowTransport(inner, math.inf, 0.001) if slow else inner
+    lane = ThreadLane() if slow else None
+    same = True
+    for _ in range(2):
+        transport.stats.reset()
+        with weights.gathering(transport, lane) as gathering:
+            same &= all(torch.equal(a, b) for a, b in zip(forward(model, gathering), whole, strict=True))
+    return same, transport.stats.bytes_sent, weights.gathered_bytes
+
+
+@pytest.mark.parametrize(("world_size", "slow"), [(2, True), (3, False), (4, True)])
+def test_the_bits_are_those_of_whole_weights_and_the_bytes_those_of_the_formula(world_size: int, slow: bool) -> None:
+    for same, sent, expected in run_ranks(world_size, both_ways, slow):
+        assert same
+        assert sent == expected > 0
+
+
+def with_another_lora(rank: int, world_size: int) -> str:
+    model = AudioVideoDiT.seeded(CONFIG, 0)
+    if rank == 1:
+        for weight in model.parameters():
+            weight.data = weight.data * 1.01
+    weights = shared(model, rank, world_size)
+    try:
+        with weights.gathering(CollectiveTransport(torch.distributed.new_group()), None) as gathering:
+            gathering.enter(0)
+    except WrongWeights as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_with_other_weights_is_noticed_by_all() -> None:
+    assert all("other weights of block 0" in said for said in run_ranks(2, with_another_lora))
+
+
+# -- what a slow link costs
+
+
+def seconds(rank: int, world_size: int, ahead: bool, gather_s: float, compute_s: float) -> float:
+    """A forward of eight blocks that compute for so long, with a gather of so long before each."""
+    blocks = [nn.Linear(64, 64) for _ in range(8)]
+    shards = [
+        BlockShard(i, [([place], take_apart(place.weight)) for place in places_of(block)], rank, world_size, torch.device("cpu"))
+        for i, block in enumerate(blocks)
+    ]
+    transport = SlowTransport(CollectiveTransport(torch.distributed.new_group()), math.inf, gather_s)
+    torch.distributed.barrier()
+    started = time.perf_counter()
+    with SharedWeights(shards, world_size).gathering(transport, ThreadLane() if ahead else None) as gathering:
+        for index in range(len(blocks)):
+            gathering.enter(index)
+            time.sleep(compute_s)
+            gathering.leave(index)
+    return time.perf_counter() - started
+
+
+@pytest.mark.parametrize(("gather_s", "compute_s"), [(0.02, 0.06), (0.06, 0.02)])
+def test_a_gather_hides_behind_the_block_before(gather_s: float, compute_s: float) -> None:
+    """Ahead, all but the first gather take time only as far as they take longer than the block."""
+    ahead, after = (max(run_ranks(2, seconds, on, gather_s, compute_s)) for on in (True, False))
+    hidden = 7 * min(gather_s, compute_s)
+    print(f"\n{after:.3f} s one after the other, {ahead:.3f} s ahead, {after - hidden:.3f} s by the formula")
+    assert ahead < after - 0.7 * hidden
