@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .architectures.hunyuan import HUNYUAN_VIDEO
 from .architectures.kandinsky import KANDINSKY5
-from .architectures.longcat import LONGCAT_VIDEO
+from .architectures.longcat import LONGCAT_AVATAR, LONGCAT_VIDEO
 from .architectures.ltx import LTXAV, LTXV
 from .architectures.minimax import MINIMAX_H3
 from .architectures.wan import WAN
@@ -18,7 +18,8 @@ from .unplanned import NOT_SAMPLED, plan_without, runs_wrappers
 from .validation import validate
 
 PLANS: dict[str, SequencePlan] = {
-    plan.architecture: plan for plan in (WAN, *WAN_FAMILY, LTXV, LTXAV, HUNYUAN_VIDEO, LONGCAT_VIDEO, KANDINSKY5, MINIMAX_H3)
+    plan.architecture: plan
+    for plan in (WAN, *WAN_FAMILY, LTXV, LTXAV, HUNYUAN_VIDEO, LONGCAT_VIDEO, LONGCAT_AVATAR, KANDINSKY5, MINIMAX_H3)
 }
 
 

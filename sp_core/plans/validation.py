@@ -59,6 +59,9 @@ def _check_blocks(blocks: Blocks, model: nn.Module) -> None:
         _check_parameters(type(block), "forward", (blocks.stream, *blocks.shard, *([replicated] if replicated else [])))
         for attention in blocks.attentions:
             _check_attention(attention, block)
+        for path in blocks.joined:
+            if not isinstance(_find(block, path), nn.Module):
+                raise _Missing(f"{path} of {type(block).__name__} is no module, so what it tells cannot be joined")
 
 
 def _check_attention(attention: Attention, block: nn.Module) -> None:
