@@ -104,10 +104,9 @@ def going_on_cached(branch: Branch) -> Link:
 
 CASES = [
     one_person,
-    two_persons,
-    going_on,
+    # two persons, going on, and the cache at once; each by itself in a campaign
     going_on_cached,
-    *(pytest.param(case, marks=pytest.mark.campaign) for case in (prompt_and_sound, one_person_distilled)),
+    *(pytest.param(case, marks=pytest.mark.campaign) for case in (two_persons, going_on, prompt_and_sound, one_person_distilled)),
 ]
 
 

@@ -82,8 +82,8 @@ def low_passed(wave_n: Tensor) -> Tensor:
     from scipy.signal import butter
 
     b, a = butter(_LOW_PASS_ORDER, _LOW_PASS_HZ / (RATE / 2), btype="low")
-    coefficients = [torch.tensor(x, dtype=torch.float64) for x in (a, b)]
-    return torchaudio.functional.lfilter(wave_n.double(), *coefficients, clamp=False).to(wave_n.dtype)
+    denominator, numerator = (torch.tensor(x, dtype=torch.float64) for x in (a, b))
+    return torchaudio.functional.lfilter(wave_n.double(), denominator, numerator, clamp=False).to(wave_n.dtype)
 
 
 def encode(encoder: Any, waveform: Tensor, sample_rate: int) -> dict[str, Any]:

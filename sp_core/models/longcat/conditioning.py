@@ -119,9 +119,9 @@ def conditioned_attention(
     if sparse is not None and conditioning.places is not None:
         # tiles of tokens need their neighbours
         places, conditioning = conditioning.places, replace(conditioning, places=None)
-        in_raster = [x.index_select(1, places) for x in (q_BTC, k_BTC, v_BTC)]
+        q, k, v = (x.index_select(1, places) for x in (q_BTC, k_BTC, v_BTC))
         out = torch.empty_like(q_BTC)
-        out[:, places] = _attend_by_parts(*in_raster, heads, conditioning, attn_precision, options)
+        out[:, places] = _attend_by_parts(q, k, v, heads, conditioning, attn_precision, options)
         return out
     return _attend_by_parts(q_BTC, k_BTC, v_BTC, heads, conditioning, attn_precision, options)
 
