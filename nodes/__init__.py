@@ -26,4 +26,8 @@ NODES = (
     Row("SPLongCatLatent", "longcat_latent", needs_our_models=True),
     Row("SPLongCatCFGZero", "longcat_cfg_zero", needs_our_models=True),
     Row("SPLongCatKVCache", "longcat_kv_cache", needs_our_models=True),
+    Row("SPLongCatBlockSparse", "longcat_block_sparse", needs_our_models=True),
+    Row("SPLongCatRefineLatent", "longcat_refine", needs_our_models=True),
+    Row("SPLongCatAvatarAudio", "longcat_avatar_audio", needs_our_models=True),
+    Row("SPLongCatAvatar", "longcat_avatar", needs_our_models=True),
 )

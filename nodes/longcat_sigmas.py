@@ -22,6 +22,7 @@ class SPLongCatSigmas(io.ComfyNode):
                     options=list(schedules.SCHEDULES),
                     default="base",
                     tooltip="base: text- and image-to-video, 50 steps. distill: with the distillation LoRA, 16 steps at cfg 1. "
+                    "avatar_distill: Avatar 1.5 with its distillation LoRA, 8 steps at shift 7. "
                     "enhance_hf: continuation; fine detail gets ten more steps. refine: second pass over an upscaled video.",
                 ),
                 io.Int.Input(
@@ -29,9 +30,17 @@ class SPLongCatSigmas(io.ComfyNode):
                     default=50,
                     min=2,
                     max=1000,
-                    tooltip="Steps of the full schedule; use 16 with distill. enhance_hf and refine replace or keep only a part of these.",
+                    tooltip="Steps of the full schedule; use 16 with distill, 8 with avatar_distill. "
+                    "enhance_hf and refine replace or keep only a part of these.",
                 ),
-                io.Float.Input("shift", default=12.0, min=0.1, max=100.0, step=0.1, tooltip="Higher spends more steps on noisy pictures."),
+                io.Float.Input(
+                    "shift",
+                    default=12.0,
+                    min=0.1,
+                    max=100.0,
+                    step=0.1,
+                    tooltip="12, for Avatar 1.5: 7. Higher spends more steps on noisy pictures.",
+                ),
                 io.Float.Input(
                     "refine_start",
                     default=0.5,

@@ -38,7 +38,7 @@ def _register() -> None:
 
     from .longcat import keys
     from .longcat import lora as lora_files
-    from .longcat.config import LongCatVideo, LongCatVideoConfig
+    from .longcat.config import LongCatAvatarConfig, LongCatVideo, LongCatVideoConfig
 
     detection: Any = comfy.model_detection
     if hasattr(detection.detect_unet_config, _MARK):
@@ -58,8 +58,9 @@ def _register() -> None:
             key_map |= lora_files.key_aliases(shapes)
         return key_map
 
-    if LongCatVideoConfig not in comfy.supported_models.models:
-        comfy.supported_models.models.append(LongCatVideoConfig)
+    for config in (LongCatVideoConfig, LongCatAvatarConfig):
+        if config not in comfy.supported_models.models:
+            comfy.supported_models.models.append(config)
     _wrap(comfy.lora_convert, "convert_lora", convert_lora)
     _wrap(comfy.lora, "model_lora_keys_unet", lora_keys)
     _wrap(detection, "detect_unet_config", detect)

@@ -8,7 +8,7 @@ from .architectures.flux import FLUX_FAMILY
 from .architectures.hidream import AURA_FLOW, HIDREAM
 from .architectures.hunyuan import HUNYUAN_VIDEO
 from .architectures.kandinsky import KANDINSKY5
-from .architectures.longcat import LONGCAT_VIDEO
+from .architectures.longcat import LONGCAT_AVATAR, LONGCAT_VIDEO
 from .architectures.ltx import LTXAV, LTXV
 from .architectures.lumina import LUMINA_FAMILY
 from .architectures.minimax import MINIMAX_H3
@@ -31,7 +31,21 @@ from .validation import validate
 PLANS: dict[str, SequencePlan] = {
     plan.architecture: plan
     for plan in (
-        *(WAN, *WAN_FAMILY, DANCER, LTXV, LTXAV, HUNYUAN_VIDEO, LONGCAT_VIDEO, KANDINSKY5, MINIMAX_H3, COGVIDEOX, COSMOS_PREDICT2, MOCHI),
+        *(
+            WAN,
+            *WAN_FAMILY,
+            DANCER,
+            LTXV,
+            LTXAV,
+            HUNYUAN_VIDEO,
+            LONGCAT_VIDEO,
+            LONGCAT_AVATAR,
+            KANDINSKY5,
+            MINIMAX_H3,
+            COGVIDEOX,
+            COSMOS_PREDICT2,
+            MOCHI,
+        ),
         # pictures
         *(
             *FLUX_FAMILY,

@@ -138,7 +138,11 @@ class ExchangedAttention:
             return self._replicated_queries(q_BtHD, k_BtHD, v_BtHD, mask, scale, local)
         held = mask if isinstance(mask, HeldMask) else None
         if self.sequence.ring is not None and (self.users is not None or held is not None):
-            what = "a guide mask or conditioning frames" if held is not None else "an attention function that another node installed"
+            what = (
+                "a guide mask, conditioning frames or block-sparse attention"
+                if held is not None
+                else "an attention function that another node installed"
+            )
             raise SPError(f"Ring attention cannot use {what}. Leave ring at 0 (automatic) or 1 in SP Model Patch")
         counts = self.state.layout.counts
         if held is not None:

@@ -20,6 +20,8 @@ from .host_functions import HostFunctions
 
 #: (model, block arguments by name and the forward's x as "input", tokens, world_size) -> layout
 ChooseLayout = Callable[[nn.Module, Mapping[str, Any], int, int], SequenceLayout]
+#: what each rank found out about its own tokens, (B, world_size, C) -> what holds for all tokens, (B, 1, C)
+Join = Callable[[Tensor], Tensor]
 #: where an attention's queries, keys and values lie, see :class:`Attention`
 AttentionKind = Literal["self", "joint", "replicated_queries"]
 
@@ -146,6 +148,9 @@ class Blocks:
     gathers: bool = False
     #: names of the block's parameters, where its forward takes what comes (``*args``, SD3)
     parameters: tuple[str, ...] = ()
+    #: modules below a block, by path, that tell something about all tokens, such as the largest of a value: (B, 1, C).
+    #: Each rank tells it of its own tokens, and the function joins that (LongCat-Video-Avatar)
+    joined: Mapping[str, Join] = field(default_factory=dict)
 
     @property
     def item_of_output(self) -> int | None:

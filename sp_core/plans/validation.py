@@ -61,6 +61,9 @@ def _check_blocks(blocks: Blocks, model: nn.Module) -> None:
             raise _Missing(f"{type(block).__name__}.forward has parameters of its own and no *args")
         for attention in blocks.attentions:
             _check_attention(attention, block)
+        for path in blocks.joined:
+            if not isinstance(_find(block, path), nn.Module):
+                raise _Missing(f"{path} of {type(block).__name__} is no module, so what it tells cannot be joined")
 
 
 def _check_attention(attention: Attention, block: nn.Module) -> None:

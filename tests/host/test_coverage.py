@@ -49,7 +49,7 @@ def test_every_class_gets_what_the_table_says(model_base: ModuleType) -> None:
         assert plan.splits_tokens is (how == COVERAGE.PLAN), kind
         assert callable(getattr(kind, plan.forward)), kind
         assert all(callable(getattr(kind, method)) for method in plan.weight_methods), kind
-    assert PLANS.keys() - {"LongCatVideoModel"} <= {kind.__name__ for kind in COVERAGE.classes(model_base)}
+    assert PLANS.keys() - {"LongCatVideoModel", "LongCatAvatarModel"} <= {kind.__name__ for kind in COVERAGE.classes(model_base)}
 
 
 def test_a_new_class_appears_by_itself(model_base: ModuleType, tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from distributed import avatar_ranks
 from distributed.longcat_ranks import inputs, load
 from host.longcat_files import rekeyed, weights
 from safetensors.torch import save_file
 from torch import Tensor
+
+from sp_core.models.longcat.keys import fused_parts, rekeyed_name
 
 pytestmark = pytest.mark.usefixtures("comfyui_here")
 
@@ -186,3 +189,69 @@ def test_lora_with_rekeyed_names(comfyui_here: str) -> None:
     assert set(patched.patches) == {"diffusion_model.blocks.0.attn.qkv.weight", "diffusion_model.blocks.1.cross_attn.proj.weight"}
     offset = patched.patches["diffusion_model.blocks.0.attn.qkv.weight"][0][3]
     assert tuple(offset) == (0, 128, 128)
+
+
+# -- the Avatar --------------------------------------------------------------------------------
+
+
+def rekeyed_avatar() -> dict[str, Tensor]:
+    out = {}
+    for key, value in avatar_weights().items():
+        module, _, kind = key.rpartition(".")
+        for name, part in zip(parts := fused_parts(module) or [module], value.chunk(len(parts)), strict=True):
+            out[f"{rekeyed_name(name)}.{kind}"] = part.contiguous()
+    return out
+
+
+def avatar_weights() -> dict[str, Tensor]:
+    return {key[len("model.") :]: value for key, value in avatar_ranks.reference().items() if key.startswith("model.")}
+
+
+@pytest.mark.parametrize("layout", ["official", "rekeyed", "fp8"])
+def test_avatar_checkpoints(comfyui_here: str, tmp_path: Path, layout: str) -> None:
+    meant = avatar_weights() if layout != "rekeyed" else rekeyed_avatar()
+    stored = meant
+    if layout == "fp8":
+        stored, meant = fp8_scaled(meant)
+    given, outputs = avatar_ranks.inputs("ai2v_two.cond"), []
+    for name, state_dict in (("stored", stored), ("meant", meant)):
+        save_file(state_dict, tmp_path / f"{name}.safetensors")
+        patcher = load(comfyui_here, tmp_path / f"{name}.safetensors")
+        dtype = patcher.model.get_dtype_inference()
+        cast = {key: value.to(dtype) if key in ("x", "context", "audio_embed") else value for key, value in given.items()}
+        outputs.append(-patcher.model.diffusion_model(**cast))
+    assert type(patcher.model.diffusion_model).__name__ == "LongCatAvatarModel"
+    if layout == "fp8":
+        assert (outputs[0] - outputs[1]).norm() / outputs[1].norm() < (1e-4 if dtype == torch.float32 else 0.03)
+    else:
+        assert (outputs[0] - avatar_ranks.expected("ai2v_two.cond")).abs().max() <= 1e-5
+
+
+def test_versions_of_the_avatar_are_told_by_their_audio(comfyui_here: str) -> None:
+    from sp_core.models.longcat.config import LongCatAvatarConfig
+
+    sizes = {"image_model": "longcat_avatar", "hidden_size": 64}
+    shifts = [LongCatAvatarConfig({**sizes, "audio_features": features}).sampling_settings["shift"] for features in (12 * 768, 5 * 1280)]
+    assert shifts == [12.0, 7.0]
+
+
+def test_lora_of_the_avatars_audio_layers(comfyui_here: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import comfy.model_management
+    import comfy.sd
+
+    module, generator = "blocks.1.audio_cross_attn.kv_linear", torch.Generator().manual_seed(9)
+    stem = "lora___lorahyphen___" + module.replace(".", "___lorahyphen___")
+    down, ups = torch.randn(4, 24, generator=generator), [torch.randn(64, 2, generator=generator) for _ in range(2)]
+    lora = {f"{stem}.lora_down.weight": down, f"{stem}.alpha_scale": torch.tensor(0.5)}
+    lora |= {f"{stem}.lora_up.blocks.{i}.weight": up for i, up in enumerate(ups)}
+    merged = avatar_weights()
+    merged[f"{module}.weight"] = merged[f"{module}.weight"] + 0.5 * torch.block_diag(*ups) @ down
+    save_file(merged, tmp_path / "merged.safetensors")
+    given = avatar_ranks.inputs("at2v.cond")
+    patched, _ = comfy.sd.load_lora_for_models(avatar_ranks.load_avatar(comfyui_here), None, lora, 1.0, 0)
+    assert not [record for record in caplog.records if "not loaded" in record.message.lower()]
+    comfy.model_management.load_models_gpu([patched], force_full_load=True)
+    out = patched.model.diffusion_model(**given)
+    expected = load(comfyui_here, tmp_path / "merged.safetensors").model.diffusion_model(**given)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
+    assert (-out - avatar_ranks.expected("at2v.cond")).abs().max() > 1e-3

@@ -16,6 +16,8 @@ from sp_core.models.longcat.schedules import SCHEDULES, cfg_zero
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 SIGMAS = json.loads((FIXTURES / "longcat_vectors.json").read_text())["sigmas"]
+AVATAR_SCHEDULES = json.loads((FIXTURES / "longcat_avatar_vectors.json").read_text())["schedules"]
+SIGMAS |= {name: schedule["sigmas"] for name, schedule in AVATAR_SCHEDULES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +93,32 @@ def test_names_come_back(official: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("extra", ["audio_proj.proj1.weight", "blocks.0.audio_cross_attn.q_linear.weight"])
 def test_avatar_is_not_taken_for_it(official: dict[str, Tensor], extra: str) -> None:
     assert detect({**official, extra: torch.zeros(1)}) is None
+
+
+@pytest.fixture(scope="module")
+def avatar() -> dict[str, Tensor]:
+    with safe_open(str(FIXTURES / "longcat_avatar_tiny.safetensors"), "pt") as file:
+        return {key[len("model.") :]: file.get_tensor(key) for key in file.keys() if key.startswith("model.")}  # noqa: SIM118
+
+
+def test_avatar_is_recognised(avatar: dict[str, Tensor]) -> None:
+    config = detect(avatar)
+    assert config is not None
+    sizes = {key: config[key] for key in ("image_model", "num_heads", "audio_features", "audio_hidden", "audio_dim", "audio_tokens")}
+    assert sizes == {
+        "image_model": "longcat_avatar",
+        "num_heads": 4,
+        "audio_features": 24,
+        "audio_hidden": 16,
+        "audio_dim": 24,
+        "audio_tokens": 4,
+    }
+    there = rekeyed(avatar)
+    for key in ("multitalk_audio_proj.proj1.weight", "blocks.1.audio_modulation.1.bias", "blocks.0.norm_x.weight"):
+        assert key in there
+    assert "blocks.0.audio_cross_attn.kv_linear.weight" in there
+    assert detect(there) == {**config, "fused_qkv": False, "fused_kv": False}
+    assert detect({**avatar, "blocks.0.pre_audio_crs_attn_norm.weight": torch.zeros(24)}) is None
 
 
 def test_wan_is_not_taken_for_it(official: dict[str, Tensor]) -> None:
@@ -186,6 +214,10 @@ def test_aliases_reach_the_rows_of_a_fused_weight() -> None:
         ("distill", {"steps": 8, "shift": 7.0}, "avatar15_distill8_shift7"),
         ("enhance_hf", {"steps": 50}, "enhance_hf50"),
         ("refine", {"steps": 50, "start": 0.5}, "refine50_t05"),
+        ("base", {"steps": 50, "shift": 7.0}, "avatar-v1.5 shift 7 steps 50"),
+        ("enhance_hf", {"steps": 50, "shift": 7.0}, "avatar-v1.5 shift 7 steps 50 enhance_hf"),
+        ("distill", {"steps": 8}, "avatar-v1.0 shift 12 steps 8 distill"),
+        ("avatar_distill", {}, "avatar-v1.5 shift 7 steps 8 distill"),
     ],
 )
 def test_schedules(name: str, arguments: dict, vector: str) -> None:
@@ -198,6 +230,11 @@ def test_schedules(name: str, arguments: dict, vector: str) -> None:
 def test_distill_has_fifty_steps_at_most() -> None:
     with pytest.raises(ValueError, match="at most 50 steps"):
         SCHEDULES["distill"](51)
+
+
+def test_the_avatars_distilled_schedule_has_eight_steps() -> None:
+    with pytest.raises(ValueError, match="has 8 steps, 50 were asked for"):
+        SCHEDULES["avatar_distill"](50)
 
 
 def test_cfg_zero_scales_velocities() -> None:

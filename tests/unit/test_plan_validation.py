@@ -83,6 +83,7 @@ WRONG_PLANS = {
         with_blocks(attentions=(Attention("video_self", mask=MaskRule("mask", "mask", lambda module, host: host.guide_mask_attention)),)),
         "Attention.forward has no parameter mask",
     ),
+    "joined": (with_blocks(joined={"video_self.largest": lambda found: found}), "Attention has no largest"),
     "no list": (replace(REFERENCE, blocks=(Blocks("video_head", "x", ()),)), "video_head of AudioVideoDiT is no list of blocks"),
     "gather at a method": (replace(REFERENCE, hook_points=(HookPoint("_patchify", gather=True),)), "_patchify of AudioVideoDiT is no mod"),
     "method": (replace(REFERENCE, hook_points=(HookPoint("_patchify", {"t": by_token(1)}),)), "_patchify has no parameter t"),

@@ -100,6 +100,8 @@ def why_not(model: LoadedModel, call: ForwardCall, groups: ParallelGroups) -> st
         return f"{model.plan.architecture} has no sequence plan, so nobody knows its blocks"
     if model.alone is not None:
         return f"the class {model.alone} has code of its own in the model's forward"
+    if any(blocks.joined for blocks in model.plan.blocks):
+        return f"a module in the blocks of {model.plan.title} tells something about all tokens, which the ranks join"
     if groups.sequence.ring is not None:
         return "keys and values go round a ring (ring in SP Model Patch)"
     inside = [

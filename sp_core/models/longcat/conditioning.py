@@ -1,147 +1,92 @@
-"""Conditioning frames: clean first frames that attend to themselves alone, and their cached keys and values.
+"""Conditioning frames: clean first frames that attend to themselves alone. Which frames attend to which, and attention by it.
 
 Needs ComfyUI: attention goes through its ``optimized_attention``, so that overrides work.
 
-Shape legend: B batch, T tokens, H heads, D head_dim, n conditioning frames.
+Shape legend: B batch, T tokens, S tokens of a frame, H heads, D head_dim, n conditioning frames, m masks of people.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from comfy.ldm.modules.attention import optimized_attention
+from einops import rearrange
 from torch import Tensor
 
+from ...attention.block_sparse import BlockSparse, block_sparse_attention
 from ...errors import SPError
 from ...plans.frame_conditioning import FrameConditioning
-
-#: transformer option that turns the cache on; its value says where the cache lies: "gpu" (where the model computes) or "cpu"
-KV_CACHE = "longcat_kv_cache"
-#: least recently used conditioning frames beyond these are let go (context windows, several images in one batch)
-KEPT = 8
+from .kv_cache import CachedPass
+from .people import People
 
 
-@dataclass(eq=False)
-class CacheEntry:
-    """Keys and values of one batch item's conditioning frames, for each block, as attention saw them."""
+@dataclass(frozen=True)
+class Part:
+    """Frames whose tokens attend to the same frames; both are ranges of the video's frames, conditioning frames first."""
 
-    latent_CnHW: Tensor
-    variant: Any
-    #: block -> k, v (1, T_n, h * D) after RoPE. Under sequence parallelism they are also after the exchange,
-    #: so a rank keeps its own heads of all tokens and sends nothing of them again
-    blocks: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    def matches(self, latent_CnHW: Tensor, variant: Any) -> bool:
-        mine = self.latent_CnHW
-        return (
-            self.variant == variant
-            and mine.shape == latent_CnHW.shape
-            and mine.dtype == latent_CnHW.dtype
-            and torch.equal(mine, latent_CnHW)
-        )
+    queries: range
+    keys: range
 
 
-@dataclass(eq=False)
-class CachedPass:
-    """One forward's use of the cache: every batch item has its entry, which is full or will be filled."""
+def frame_parts(clean: int, total: int) -> tuple[Part, ...]:
+    """Clean frames attend to themselves, all others to everything.
 
-    entries: list[CacheEntry]
-    filled: bool
-    device: str = "gpu"
-
-    def write(self, block: int, k_BTC: Tensor, v_BTC: Tensor) -> None:
-        for item, entry in enumerate(self.entries):
-            if block not in entry.blocks:
-                place = "cpu" if self.device == "cpu" else k_BTC.device
-                k, v = (x[item : item + 1].to(place, copy=True) for x in (k_BTC, v_BTC))
-                entry.blocks[block] = (k, v)
-
-    def read(self, block: int, like_BTC: Tensor) -> tuple[Tensor, Tensor]:
-        """k, v (B, T_n, C) for all batch items.
-
-        Raises:
-            SPError: the block did not run when the cache was filled.
-        """
-        if any(block not in entry.blocks for entry in self.entries):
-            raise SPError(
-                f"block {block} was left out when the conditioning frames were cached but runs now: "
-                "skipping blocks in some steps only does not go together with LongCat KV Cache; remove one of the two"
-            )
-        if all(entry is self.entries[0] for entry in self.entries):
-            k, v = (x.to(like_BTC).expand(len(self.entries), -1, -1) for x in self.entries[0].blocks[block])
-            return k, v
-        k, v = (torch.cat([entry.blocks[block][i].to(like_BTC) for entry in self.entries]) for i in (0, 1))
-        return k, v
-
-
-class KVCache:
-    """Entries of a model, found by the content of the conditioning frames: cond and uncond share one."""
-
-    def __init__(self) -> None:
-        self.entries: list[CacheEntry] = []
-
-    def open(self, latent_BCnHW: Tensor, variant: Any, device: str) -> CachedPass:
-        """Find or prepare the entries of a batch. A pass that is not committed leaves nothing behind."""
-        entries: list[CacheEntry] = []
-        filled = True
-        for latent in latent_BCnHW:
-            known = next((entry for entry in self.entries if entry.matches(latent, variant)), None)
-            filled &= known is not None
-            new = known or next((entry for entry in entries if entry.matches(latent, variant)), None)
-            entries.append(new or CacheEntry(latent.clone(), variant))
-        return CachedPass(entries, filled, device)
-
-    def commit(self, done: CachedPass) -> None:
-        """The forward went through: its entries are complete, and the most recently used ones."""
-        used = list({id(entry): entry for entry in done.entries}.values())
-        others = [entry for entry in self.entries if all(entry is not other for other in used)]
-        self.entries = [*others, *used][-max(KEPT, len(used)) :]
-
-    def clear(self) -> None:
-        self.entries = []
+    Source: LongCat-Video, image-to-video and continuation.
+    """
+    parts = (Part(range(clean), range(clean)), Part(range(clean, total), range(total)))
+    return tuple(part for part in parts if part.queries)
 
 
 @dataclass(frozen=True, eq=False)
 class Conditioning(FrameConditioning):
-    """Which tokens of one pass are conditioning frames. It stands where attention has its mask.
+    """Which frames of one pass attend to which. It stands where attention has its mask.
 
-    They are the first ``frames`` of ``total`` frames, so they are a prefix of the tokens, also of a
-    rank's own. A pass holds none of them when their keys and values come from a filled cache.
+    Conditioning frames are the first ``frames`` of the pass's ``total`` frames, so they are a prefix of the tokens, also of
+    a rank's own. Where their keys and values come from a filled cache, the pass has none of them: it begins with frame
+    ``cached`` of the video.
     """
 
     frames: int
     total: int
+    parts: tuple[Part, ...]
     device: torch.device
     cache: CachedPass | None = None
+    cached: int = 0
+    #: who speaks where: attention then also tells how much each token looks at each person
+    people: People | None = None
+    #: attention between tiles of tokens that look alike, instead of all
+    sparse: BlockSparse | None = None
+    #: rows and columns of tokens, which a sparse attention needs
+    frame: tuple[int, int] = (0, 0)
     #: how many of this rank's own tokens are conditioning, where it has a part of the sequence
     own: int | None = None
-    #: places of conditioning and other tokens in the order that attention sees, where that is not raster order
-    rows: tuple[Tensor, Tensor] | None = None
+    #: place of each raster token in the order that attention sees, int64 (T,), where that is not raster order
+    places: Tensor | None = None
 
     def for_rank(self, own_t: Tensor, order_T: Tensor | None, tokens: int) -> Conditioning:
         """See :class:`FrameConditioning`."""
-        first = self.prefix(tokens)
-        clean = replace(self, own=int((own_t < first).sum()))
-        if order_T is None or not self.frames:
-            return clean
-        rows = tuple(which.nonzero().squeeze(1).to(self.device) for which in (order_T < first, order_T >= first))
-        return replace(clean, rows=(rows[0], rows[1]))
-
-    def prefix(self, tokens: int) -> int:
-        """How many of all tokens are conditioning."""
-        return tokens * self.frames // self.total
+        own = int((own_t < tokens * self.frames // self.total).sum())
+        places = None if order_T is None else order_T.argsort().to(self.device)
+        return replace(self, own=own, places=places)
 
     def own_prefix(self, tokens: int) -> int:
         """How many of this process's own ``tokens`` tokens are conditioning."""
-        return self.prefix(tokens) if self.own is None else self.own
+        return tokens * self.frames // self.total if self.own is None else self.own
 
-    def split(self, tokens: int) -> tuple[slice | Tensor, slice | Tensor]:
-        """Places of conditioning and of other tokens, for attention that sees all ``tokens``."""
-        first = self.prefix(tokens)
-        return self.rows or (slice(0, first), slice(first, tokens))
+    @property
+    def all_frames(self) -> range:
+        """Of the video, those in the cache among them."""
+        return range(self.cached + self.total)
+
+    def at(self, frames: range, tokens: int) -> slice | Tensor:
+        """Places of the tokens of some of the video's frames, in raster order, among the pass's ``tokens`` tokens."""
+        a_frame = tokens // self.total
+        where = slice((frames.start - self.cached) * a_frame, (frames.stop - self.cached) * a_frame)
+        return where if self.places is None else self.places[where]
 
 
 def zero_mask_prefix(denoise_mask: Tensor | None, frames: int) -> int:
@@ -161,29 +106,95 @@ def conditioned_attention(
     attn_precision: Any = None,
     transformer_options: Mapping[str, Any] | None = None,
 ) -> Tensor:
-    """Self-attention where conditioning tokens attend to conditioning tokens and all others to everything.
+    """Self-attention where each frame attends to those that ``conditioning`` names.
 
-    q, k and v hold all tokens, (B, T, heads * D) each, so one exchange of them serves both parts.
-
-    Source: LongCat-Video, image-to-video and continuation.
+    q, k and v hold all tokens, (B, T, heads * D) each, so one exchange of them serves all parts.
+    With people each head of v and of the result is m wider: there the result says how much each
+    token looks at each person.
     """
     options = transformer_options or {}
-    block = options.get("block_index", 0)
+    people, sparse = conditioning.people, conditioning.sparse
+    if people is not None:
+        v_BTC = people.without_columns(v_BTC, heads)
+    if sparse is not None and conditioning.places is not None:
+        # tiles of tokens need their neighbours
+        places, conditioning = conditioning.places, replace(conditioning, places=None)
+        q, k, v = (x.index_select(1, places) for x in (q_BTC, k_BTC, v_BTC))
+        out = torch.empty_like(q_BTC)
+        out[:, places] = _attend_by_parts(q, k, v, heads, conditioning, attn_precision, options)
+        return out
+    return _attend_by_parts(q_BTC, k_BTC, v_BTC, heads, conditioning, attn_precision, options)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return optimized_attention(q, k, v, heads=heads, attn_precision=attn_precision, transformer_options=options)
 
-    cache = conditioning.cache
-    if cache is not None and cache.filled:
-        k_cached, v_cached = cache.read(block, k_BTC)
-        return attend(q_BTC, torch.cat([k_cached, k_BTC], 1), torch.cat([v_cached, v_BTC], 1))
-    clean, noisy = conditioning.split(q_BTC.size(1))
-    k_clean, v_clean = k_BTC[:, clean], v_BTC[:, clean]
-    if cache is not None:
-        cache.write(block, k_clean, v_clean)
-    out = torch.empty_like(q_BTC)
-    out[:, clean] = attend(q_BTC[:, clean], k_clean, v_clean)
-    q_noisy = q_BTC[:, noisy]
-    if q_noisy.size(1):
-        out[:, noisy] = attend(q_noisy, k_BTC, v_BTC)
-    return out
+def _attend_by_parts(
+    q_BTC: Tensor,
+    k_BTC: Tensor,
+    v_BTC: Tensor,
+    heads: int,
+    conditioning: Conditioning,
+    attn_precision: Any,
+    options: Mapping[str, Any],
+) -> Tensor:
+    keys = _Keys(k_BTC, v_BTC, conditioning, options.get("block_index", 0))
+    dense = partial(optimized_attention, heads=heads, attn_precision=attn_precision, transformer_options=options)
+    own = range(conditioning.cached, conditioning.cached + conditioning.total)
+    out: Tensor | None = None
+    for part in conditioning.parts:
+        k, v = keys.of(part.keys)
+        alone = part.queries == own
+        at = slice(None) if alone else conditioning.at(part.queries, q_BTC.size(1))
+        if conditioning.sparse is not None and len(part.queries) > 1:
+            seen = _sparse(q_BTC[:, at], k, v, heads, conditioning, part)
+        else:
+            seen = dense(q_BTC[:, at], k, v)
+        if alone:
+            out = seen
+        else:
+            out = torch.empty_like(q_BTC) if out is None else out
+            out[:, at] = seen
+    assert out is not None
+    if conditioning.people is None:
+        return out
+    return conditioning.people.with_maps(out, q_BTC, keys.of(range(1))[0], heads)
+
+
+def _sparse(q_BTC: Tensor, k_BTC: Tensor, v_BTC: Tensor, heads: int, conditioning: Conditioning, part: Part) -> Tensor:
+    assert conditioning.sparse is not None
+    q, k, v = (rearrange(x, "B T (H D) -> B H T D", H=heads) for x in (q_BTC, k_BTC, v_BTC))
+    grids = [(len(frames), *conditioning.frame) for frames in (part.queries, part.keys)]
+    if not conditioning.sparse.kept(grids[1]):
+        raise SPError(
+            f"LongCat Block-Sparse Attention keeps no part of a video of {grids[1][0]} x {grids[1][1]} x {grids[1][2]} tokens "
+            f"at a sparsity of {conditioning.sparse.sparsity}: it is too small. Lower the sparsity, or remove the node"
+        )
+    return rearrange(block_sparse_attention(q, k, v, grids[0], grids[1], conditioning.sparse), "B H T D -> B T (H D)")
+
+
+class _Keys:
+    """Keys and values of all frames, those from the cache in front; fills the cache where it is to be filled."""
+
+    def __init__(self, k_BTC: Tensor, v_BTC: Tensor, conditioning: Conditioning, block: int) -> None:
+        cache, self.conditioning = conditioning.cache, conditioning
+        self.k, self.v = k_BTC, v_BTC
+        self.tokens = k_BTC.size(1)
+        if cache is None:
+            return
+        if cache.filled:
+            k_cached, v_cached = cache.read(block, k_BTC)
+            self.k, self.v = torch.cat([k_cached, k_BTC], 1), torch.cat([v_cached, v_BTC], 1)
+        else:
+            at = conditioning.at(range(conditioning.frames), self.tokens)
+            cache.write(block, k_BTC[:, at], v_BTC[:, at])
+
+    def of(self, frames: range) -> tuple[Tensor, Tensor]:
+        """k, v (B, T', C) of some of the video's frames. They are in raster order where they are not all."""
+        if frames == self.conditioning.all_frames:
+            return self.k, self.v
+        if self.conditioning.cached:
+            # the cache is in raster order and stands in front, so whole frames can be cut off there
+            a_frame = self.tokens // self.conditioning.total
+            stop = None if frames.stop == self.conditioning.all_frames.stop else frames.stop * a_frame
+            at: slice | Tensor = slice(frames.start * a_frame, stop)
+        else:
+            at = self.conditioning.at(frames, self.tokens)
+        return self.k[:, at], self.v[:, at]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .keys import fused_parts, rekeyed_name
+from .keys import FUSED_IN_LORA, fused_parts, rekeyed_name
 
 _SEPARATOR = "___lorahyphen___"
 _OFFICIAL = f"lora{_SEPARATOR}"
@@ -56,7 +56,7 @@ def _parts(module: str, tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor
     """(module path, down (r, in), up (out, r)) of each projection that a module's tensors change."""
     down = tensors.get("lora_down.weight")
     ups = {int(match[1]): value for key, value in tensors.items() if (match := _UP_OF_PART.fullmatch(key))}
-    paths = fused_parts(module)
+    paths = fused_parts(module, FUSED_IN_LORA)
     if down is not None and not ups and "lora_up.weight" in tensors:
         up = tensors["lora_up.weight"]
         if not paths:
@@ -85,7 +85,7 @@ def key_aliases(weights: Mapping[str, torch.Size] | Iterable[tuple[str, torch.Si
         if not (key.startswith("diffusion_model.") and key.endswith(".weight")):
             continue
         module = key[len("diffusion_model.") : -len(".weight")]
-        parts = fused_parts(module)
+        parts = fused_parts(module, FUSED_IN_LORA)
         targets: dict[str, Any] = {module: key}
         if parts:
             rows = shape[0] // len(parts)

@@ -1,14 +1,10 @@
-"""LongCat-Video's diffusion transformer, from the host's parts.
+"""LongCat-Video's diffusion transformer, of the layers in :mod:`.layers`.
 
 Needs ComfyUI. Module names are those of the official checkpoints; see :mod:`.keys` for the
-other names in use. Modulation, gates, the norms that they touch and the final layer compute in
-fp32 whatever the weights' type, as the model was trained.
+other names in use.
 
-Shape legend: B batch, F latent frames, T tokens, C hidden size, H heads, D head_dim, L text
-tokens, E width of a timestep's embedding, R rows of modulation (one for all tokens, one a frame
-or one a token), t tokens of a row. A frame's tokens lie together, frames in order. That also
-holds for a rank's tile under sequence parallelism, so a block gives each row of modulation the
-same number of its tokens.
+Shape legend: B batch, F latent frames, T tokens, C hidden size, D head_dim, L text tokens, E width
+of a timestep's embedding. A frame's tokens lie together, frames in order.
 
 Source: LongCat-Video (arXiv 2510.22200).
 """
@@ -16,185 +12,60 @@ Source: LongCat-Video (arXiv 2510.22200).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import comfy.ldm.common_dit
 import comfy.patcher_extension
 import torch
-import torch.nn.functional as nnf
 from comfy.ldm.flux.layers import EmbedND
-from comfy.ldm.flux.math import apply_rope
-from comfy.ldm.modules.attention import optimized_attention
-from comfy.ldm.wan.model import sinusoidal_embedding_1d
 from einops import rearrange
 from torch import Tensor, nn
 
-from .conditioning import KV_CACHE, Conditioning, KVCache, conditioned_attention, zero_mask_prefix
+from ...attention.block_sparse import BlockSparse
+from .conditioning import Conditioning, Part, frame_parts, zero_mask_prefix
+from .kv_cache import KV_CACHE, CachedPass, KVCache
+from .layers import Block, CaptionEmbedder, FinalLayer, Patchify, TimestepEmbedder
+from .people import People
 
-_EPS = 1e-6
 #: text tokens that the model was trained with
 _TEXT_TOKENS = 512
+#: transformer option that turns block-sparse attention on: the arguments of :class:`BlockSparse`
+BLOCK_SPARSE = "longcat_block_sparse"
 
 
-def _in_fp32(layer: nn.Module) -> nn.Module:
-    """Let a host layer compute in the type of its input: the host's casting of weights, always on."""
-    layer.comfy_cast_weights = True  # type: ignore[assignment]
-    return layer
+def _sinusoids(timestep_N: Tensor, width: int) -> Tensor:
+    """Cosines, then sines, fp32 (N, width).
+
+    The frequencies come from an exponential, as in training: times 1000 their last bit moves the result more than all else does.
+    """
+    half = width // 2
+    frequencies = torch.exp(torch.arange(half, device=timestep_N.device, dtype=torch.float32) * (-math.log(10000) / half))
+    angles = timestep_N.float()[:, None] * frequencies
+    return torch.cat([angles.cos(), angles.sin()], -1)
 
 
-def _by_row(x_BTC: Tensor, rows: int) -> Tensor:
-    return rearrange(x_BTC, "B (R t) C -> B R t C", R=rows)
+@dataclass(frozen=True, eq=False)
+class FrameRules:
+    """What the frames of one forward are to each other."""
 
+    #: how many first frames are conditioning frames
+    clean: int
+    parts: tuple[Part, ...]
+    #: place of each frame in time, where they are not 0, 1, 2 and so on
+    positions: tuple[int, ...] | None = None
+    people: People | None = None
 
-def _modulate(x_BTC: Tensor, shift_BR1C: Tensor, scale_BR1C: Tensor) -> Tensor:
-    """LayerNorm without weights, then the scale and shift of each token's row; fp32 (B, T, C)."""
-    x_BRtC = _by_row(nnf.layer_norm(x_BTC.float(), x_BTC.shape[-1:], eps=_EPS), shift_BR1C.size(1))
-    return rearrange(torch.addcmul(shift_BR1C, x_BRtC, 1 + scale_BR1C), "B R t C -> B (R t) C")
-
-
-def _gated(x_BTC: Tensor, y_BTC: Tensor, gate_BR1C: Tensor) -> Tensor:
-    """x + gate * y in fp32, back in x's type."""
-    y_BRtC = _by_row(y_BTC.float(), gate_BR1C.size(1)) * gate_BR1C
-    return (x_BTC.float() + rearrange(y_BRtC, "B R t C -> B (R t) C")).to(x_BTC.dtype)
-
-
-class SelfAttention(nn.Module):
-    """3-D RoPE and per-head norms; q, k, v fused in one projection or apart, as the checkpoint has them."""
-
-    #: attention by a :class:`Conditioning`, for the sequence plan, which brings all tokens together first
-    #: (:class:`sp_core.plans.frame_conditioning.FrameAttention`)
-    attend_in_frames = staticmethod(conditioned_attention)
-
-    def __init__(self, dim: int, num_heads: int, fused: bool, ops: Any, made: dict[str, Any]) -> None:
-        super().__init__()
-        self.num_heads, self.fused = num_heads, fused
-        if fused:
-            self.qkv = ops.Linear(dim, 3 * dim, **made)
-        else:
-            self.q, self.k, self.v = (ops.Linear(dim, dim, **made) for _ in range(3))
-        self.q_norm = ops.RMSNorm(dim // num_heads, eps=_EPS, **made)
-        self.k_norm = ops.RMSNorm(dim // num_heads, eps=_EPS, **made)
-        self.proj = ops.Linear(dim, dim, **made)
-
-    def forward(self, x: Tensor, freqs: Tensor, conditioning: Any = None, transformer_options: dict[str, Any] | None = None) -> Tensor:
-        """x (B, T, C), freqs (1, T, 1, D / 2, 2, 2) -> (B, T, C).
-
-        ``conditioning``: None, a :class:`Conditioning`, or what a sequence plan put in its
-        place to carry it to the attention override.
-        """
-        q, k, v = self.qkv(x).chunk(3, -1) if self.fused else (self.q(x), self.k(x), self.v(x))
-        q_BTHD, k_BTHD = (rearrange(x, "B T (H D) -> B T H D", H=self.num_heads) for x in (q, k))
-        q_BTHD, k_BTHD = apply_rope(self.q_norm(q_BTHD), self.k_norm(k_BTHD), freqs)
-        q, k = (rearrange(x, "B T H D -> B T (H D)") for x in (q_BTHD, k_BTHD))
-        if isinstance(conditioning, Conditioning):
-            out = conditioned_attention(q, k, v, self.num_heads, conditioning, transformer_options=transformer_options)
-        else:
-            out = optimized_attention(q, k, v, heads=self.num_heads, mask=conditioning, transformer_options=transformer_options or {})
-        return self.proj(out)
-
-
-class CrossAttention(nn.Module):
-    """Video queries, text keys and values; norms per head, no RoPE."""
-
-    def __init__(self, dim: int, num_heads: int, fused: bool, ops: Any, made: dict[str, Any]) -> None:
-        super().__init__()
-        self.num_heads, self.fused = num_heads, fused
-        self.q_linear = ops.Linear(dim, dim, **made)
-        if fused:
-            self.kv_linear = ops.Linear(dim, 2 * dim, **made)
-        else:
-            self.k_linear, self.v_linear = (ops.Linear(dim, dim, **made) for _ in range(2))
-        self.q_norm = ops.RMSNorm(dim // num_heads, eps=_EPS, **made)
-        self.k_norm = ops.RMSNorm(dim // num_heads, eps=_EPS, **made)
-        self.proj = ops.Linear(dim, dim, **made)
-
-    def forward(self, x: Tensor, context: Tensor, transformer_options: dict[str, Any] | None = None) -> Tensor:
-        """x (B, T, C), context (B, L, C) -> (B, T, C)."""
-        k, v = self.kv_linear(context).chunk(2, -1) if self.fused else (self.k_linear(context), self.v_linear(context))
-        q_BTHD, k_BLHD = (rearrange(x, "B N (H D) -> B N H D", H=self.num_heads) for x in (self.q_linear(x), k))
-        q, k = (rearrange(x, "B N H D -> B N (H D)") for x in (self.q_norm(q_BTHD), self.k_norm(k_BLHD)))
-        return self.proj(optimized_attention(q, k, v, heads=self.num_heads, transformer_options=transformer_options or {}))
-
-
-class SwiGLU(nn.Module):
-    def __init__(self, dim: int, hidden: int, ops: Any, made: dict[str, Any]) -> None:
-        super().__init__()
-        self.w1 = ops.Linear(dim, hidden, bias=False, **made)
-        self.w2 = ops.Linear(hidden, dim, bias=False, **made)
-        self.w3 = ops.Linear(dim, hidden, bias=False, **made)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w2(nnf.silu(self.w1(x)).mul_(self.w3(x)))
-
-
-class Block(nn.Module):
-    def __init__(self, dim: int, num_heads: int, ffn: int, embed: int, fused: tuple[bool, bool], ops: Any, made: dict[str, Any]) -> None:
-        super().__init__()
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), _in_fp32(ops.Linear(embed, 6 * dim, **made)))
-        self.attn = SelfAttention(dim, num_heads, fused[0], ops, made)
-        self.pre_crs_attn_norm = _in_fp32(ops.LayerNorm(dim, eps=_EPS, **made))
-        self.cross_attn = CrossAttention(dim, num_heads, fused[1], ops, made)
-        self.ffn = SwiGLU(dim, ffn, ops, made)
-
-    def forward(
-        self,
-        x: Tensor,
-        e: Tensor,
-        freqs: Tensor,
-        context: Tensor,
-        conditioning: Conditioning | None = None,
-        transformer_options: dict[str, Any] | None = None,
-    ) -> Tensor:
-        """x (B, T, C), e fp32 (B, 1, F or T, E), freqs (1, T, 1, D / 2, 2, 2), context (B, L, C) -> (B, T, C)."""
-        dtype = x.dtype
-        modulation = self.adaLN_modulation(e).unsqueeze(2)
-        shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = modulation.chunk(6, -1)
-
-        y = _modulate(x, shift_a, scale_a).to(dtype)
-        y = self.attn(y, freqs, conditioning=conditioning, transformer_options=transformer_options)
-        x = _gated(x, y, gate_a)
-
-        # conditioning frames get no text at all, not even the projection's bias
-        clean = conditioning.own_prefix(x.size(1)) if conditioning is not None else 0
-        noisy = x[:, clean:]
-        if noisy.size(1):
-            noisy = noisy + self.cross_attn(
-                self.pre_crs_attn_norm(noisy.float()).to(dtype), context, transformer_options=transformer_options
-            )
-            x = torch.cat([x[:, :clean], noisy], 1) if clean else noisy
-
-        y = self.ffn(_modulate(x, shift_f, scale_f).to(dtype))
-        return _gated(x, y, gate_f)
-
-
-class FinalLayer(nn.Module):
-    def __init__(self, dim: int, embed: int, out: int, ops: Any, made: dict[str, Any]) -> None:
-        super().__init__()
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), _in_fp32(ops.Linear(embed, 2 * dim, **made)))
-        self.linear = _in_fp32(ops.Linear(dim, out, **made))
-
-    def forward(self, x: Tensor, e: Tensor) -> Tensor:
-        """x (B, T, C), e fp32 (B, 1, F or T, E) -> fp32 (B, T, channels of a patch)."""
-        shift, scale = self.adaLN_modulation(e).unsqueeze(2).chunk(2, -1)
-        return self.linear(_modulate(x, shift, scale))
-
-
-class _Patchify(nn.Module):
-    def __init__(self, channels: int, dim: int, patch: tuple[int, int, int], ops: Any, made: dict[str, Any]) -> None:
-        super().__init__()
-        self.proj = ops.Conv3d(channels, dim, kernel_size=patch, stride=patch, **made)
-
-
-class _TimestepEmbedder(nn.Module):
-    def __init__(self, frequencies: int, embed: int, ops: Any, made: dict[str, Any]) -> None:
-        super().__init__()
-        self.mlp = nn.Sequential(_in_fp32(ops.Linear(frequencies, embed, **made)), nn.SiLU(), _in_fp32(ops.Linear(embed, embed, **made)))
-
-
-class _CaptionEmbedder(nn.Module):
-    def __init__(self, channels: int, dim: int, ops: Any, made: dict[str, Any]) -> None:
-        super().__init__()
-        self.y_proj = nn.Sequential(ops.Linear(channels, dim, **made), nn.GELU(approximate="tanh"), ops.Linear(dim, dim, **made))
+    def conditioning(self, grid: list[int], device: torch.device, cache: CachedPass | None, options: dict[str, Any]) -> Conditioning | None:
+        """None where all tokens simply attend to all."""
+        sparse = BlockSparse(**options[BLOCK_SPARSE]) if BLOCK_SPARSE in options else None
+        if not self.clean and sparse is None:
+            return None
+        skipped = self.clean if cache is not None and cache.filled else 0
+        parts = tuple(part for part in self.parts if part.queries.start >= skipped)
+        frame = (grid[1], grid[2])
+        return Conditioning(self.clean - skipped, grid[0] - skipped, parts, device, cache, skipped, self.people, sparse, frame)
 
 
 class LongCatVideoModel(nn.Module):
@@ -215,6 +86,7 @@ class LongCatVideoModel(nn.Module):
         fused_qkv: bool = True,
         fused_kv: bool = True,
         image_model: str | None = None,
+        block: Callable[..., Block] | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
         operations: Any = None,
@@ -227,12 +99,12 @@ class LongCatVideoModel(nn.Module):
         #: lives as long as one sampling run; see :mod:`.conditioning`
         self.kv_cache = KVCache()
 
-        self.x_embedder = _Patchify(in_channels, hidden_size, patch_size, operations, made)
-        self.t_embedder = _TimestepEmbedder(frequency_embedding_size, adaln_tembed_dim, operations, made)
-        self.y_embedder = _CaptionEmbedder(caption_channels, hidden_size, operations, made)
+        self.x_embedder = Patchify(in_channels, hidden_size, patch_size, operations, made)
+        self.t_embedder = TimestepEmbedder(frequency_embedding_size, adaln_tembed_dim, operations, made)
+        self.y_embedder = CaptionEmbedder(caption_channels, hidden_size, operations, made)
         fused = (fused_qkv, fused_kv)
         self.blocks = nn.ModuleList(
-            Block(hidden_size, num_heads, ffn_hidden_size, adaln_tembed_dim, fused, operations, made) for _ in range(depth)
+            (block or Block)(hidden_size, num_heads, ffn_hidden_size, adaln_tembed_dim, fused, operations, made) for _ in range(depth)
         )
         self.final_layer = FinalLayer(hidden_size, adaln_tembed_dim, math.prod(patch_size) * out_channels, operations, made)
         d = hidden_size // num_heads
@@ -274,24 +146,32 @@ class LongCatVideoModel(nn.Module):
             fp32, the shape of ``x``. Conditioning frames are 0 where cached keys and values stood in for them.
         """
         options = {} if transformer_options is None else transformer_options
-        frames, height, width = x.shape[2:]
+        frames = x.size(2)
         clean = zero_mask_prefix(denoise_mask, frames) if num_cond_latents is None else min(num_cond_latents, frames)
+        return self.predict(x, timestep, context, options, FrameRules(clean, frame_parts(clean, frames)))
+
+    def predict(
+        self, x: Tensor, timestep: Tensor, context: Tensor, options: dict[str, Any], rules: FrameRules, **for_blocks: Any
+    ) -> Tensor:
+        """One prediction of (B, C, F, H, W), noise minus data, by what the frames are to each other. ``for_blocks`` goes to each block."""
+        frames, height, width = x.shape[2:]
+        clean = rules.clean
         if clean:
             # clone: the caller's timesteps are not ours to change
             timestep = (timestep if timestep.ndim > 1 else timestep[:, None]).expand(-1, frames).clone()
             timestep[:, :clean] = 0
         x = comfy.ldm.common_dit.pad_to_patch_size(x, self.patch_size)
         grid = [size // patch for size, patch in zip(x.shape[2:], self.patch_size, strict=True)]
-        freqs = self.rope_encode(grid, x.device, options)
+        freqs = self.rope_encode(grid, x.device, options, rules.positions)
 
         cache = None
         if KV_CACHE in options and 0 < clean < frames:
-            cache = self.kv_cache.open(x[:, :, :clean], options.get("rope_options"), options[KV_CACHE])
+            cache = self.kv_cache.open(x[:, :, :clean], (options.get("rope_options"), rules.positions), options[KV_CACHE])
         skipped = clean if cache is not None and cache.filled else 0
-        conditioning = Conditioning(clean - skipped, frames - skipped, x.device, cache) if clean else None
+        conditioning = rules.conditioning(grid, x.device, cache, options)
         if skipped:
             x, timestep, freqs = x[:, :, skipped:], timestep[:, skipped:], freqs[:, skipped * grid[1] * grid[2] :]
-        out = self.forward_tokens(x, timestep, context, freqs, conditioning, options)
+        out = self.forward_tokens(x, timestep, context, freqs, conditioning, options, for_blocks)
         if cache is not None:
             self.kv_cache.commit(cache)
         if skipped:
@@ -300,7 +180,14 @@ class LongCatVideoModel(nn.Module):
         return -out[..., :height, :width]
 
     def forward_tokens(
-        self, x: Tensor, timestep: Tensor, context: Tensor, freqs: Tensor, conditioning: Conditioning | None, options: dict[str, Any]
+        self,
+        x: Tensor,
+        timestep: Tensor,
+        context: Tensor,
+        freqs: Tensor,
+        conditioning: Conditioning | None,
+        options: dict[str, Any],
+        for_blocks: dict[str, Any],
     ) -> Tensor:
         """Patchify, embed, blocks, final layer, unpatchify: fp32 (B, C, F, H, W), data minus noise."""
         latent = x
@@ -319,20 +206,21 @@ class LongCatVideoModel(nn.Module):
             if ("double_block", index) in replace:
 
                 def original(args: dict[str, Any], block: nn.Module = block) -> dict[str, Tensor]:
-                    return {"img": block(args["img"], args["vec"], args["pe"], args["txt"], conditioning, args["transformer_options"])}
+                    given = {"conditioning": conditioning, "transformer_options": args["transformer_options"], **for_blocks}
+                    return {"img": block(args["img"], args["vec"], args["pe"], args["txt"], **given)}
 
                 args = {"img": x, "txt": context, "vec": e, "pe": freqs, "transformer_options": options}
                 x = replace[("double_block", index)](args, {"original_block": original})["img"]
             else:
-                x = block(x, e, freqs, context, conditioning=conditioning, transformer_options=options)
+                x = block(x, e, freqs, context, conditioning=conditioning, transformer_options=options, **for_blocks)
             for patch in patches:
                 x = patch({"img": x, "x": latent, "vec": e, "block_index": index, "transformer_options": options})["img"]
         return self.unpatchify(self.final_layer(x, e), grid)
 
     def embed_timestep(self, timestep: Tensor) -> Tensor:
         """(B,) or (B, F) -> fp32 (B, 1 or F, E)."""
-        rows = sinusoidal_embedding_1d(self.frequency_embedding_size, timestep.flatten())
-        return rearrange(self.t_embedder.mlp(rows.float()), "(B F) E -> B F E", B=timestep.size(0))
+        rows = _sinusoids(timestep.flatten(), self.frequency_embedding_size)
+        return rearrange(self.t_embedder.mlp(rows), "(B F) E -> B F E", B=timestep.size(0))
 
     def embed_text(self, context: Tensor) -> Tensor:
         """(B, L, caption channels) -> (B, at most 512, C). Padding is zero before and after, but in between it has the biases."""
@@ -340,12 +228,16 @@ class LongCatVideoModel(nn.Module):
         is_text_BL1 = context.ne(0).any(-1, keepdim=True)
         return self.y_embedder.y_proj(context) * is_text_BL1
 
-    def rope_encode(self, grid: list[int], device: torch.device, options: dict[str, Any]) -> Tensor:
-        """Rotations fp32 (1, T, 1, D / 2, 2, 2) of a token grid; the host's ``rope_options`` scale and shift its axes."""
+    def rope_encode(self, grid: list[int], device: torch.device, options: dict[str, Any], frames: tuple[int, ...] | None = None) -> Tensor:
+        """Rotations fp32 (1, T, 1, D / 2, 2, 2) of a token grid; the host's ``rope_options`` scale and shift its axes.
+
+        ``frames``: places of the frames in time, where they are not 0, 1, 2 and so on.
+        """
         rope = options.get("rope_options") or {}
         axes = []
         for size, axis in zip(grid, "tyx", strict=True):
-            positions = torch.arange(size, device=device, dtype=torch.float32)
+            places = frames if axis == "t" and frames is not None else range(size)
+            positions = torch.tensor(list(places), device=device, dtype=torch.float32)
             axes.append(positions * rope.get(f"scale_{axis}", 1.0) + rope.get(f"shift_{axis}", 0.0))
         ids_1T3 = rearrange(list(torch.meshgrid(*axes, indexing="ij")), "coordinate F H W -> 1 (F H W) coordinate")
         # the embedder has the heads before the tokens: (1, 1, T, D / 2, 2, 2)

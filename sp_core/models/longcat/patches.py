@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ...errors import SPError
-from .conditioning import KV_CACHE
-from .config import LongCatVideo
+from .config import LongCatAvatar, LongCatVideo
+from .kv_cache import KV_CACHE
+from .model import BLOCK_SPARSE
 from .schedules import cfg_zero
 
 #: pixels a latent value stands for, and frames a latent frame after the first
@@ -41,25 +42,59 @@ def make_latent(vae: Any, width: int, height: int, length: int, batch_size: int,
     Raises:
         SPError: the video to make has no frame beyond those.
     """
+    import comfy.model_management
+
+    if video is None:
+        shape = _latent_shape(width, height, length)
+        latent = torch.zeros(shape, device=comfy.model_management.intermediate_device())
+        return {"samples": latent.repeat(batch_size, 1, 1, 1, 1)}
+    made = latent_with_start(vae, width, height, length, video[-conditioning_frames(video.shape[0], wanted) :])
+    return {name: value.repeat(batch_size, 1, 1, 1, 1) for name, value in made.items()}
+
+
+def _latent_shape(width: int, height: int, length: int) -> tuple[int, ...]:
+    return (1, 16, (length - 1) // _FRAMES + 1, height // _STRIDE, width // _STRIDE)
+
+
+def latent_with_start(
+    vae: Any, width: int, height: int, length: int, start: Tensor | None, sampled: Tensor | None = None
+) -> dict[str, Tensor]:
+    """A video of noise behind clean first frames, and the mask that keeps these.
+
+    Args:
+        start: (N, H, W, 3) in 0..1, the frames that it starts with; None for none.
+        sampled: latent of the video before this one, of whose last frames the start is made in the place of encoded ones.
+
+    Returns:
+        the host's LATENT: samples (1, 16, F, height / 8, width / 8), noise_mask (1, 1, F, ...).
+
+    Raises:
+        SPError: nothing is left to make, or ``sampled`` does not fit.
+    """
     import comfy.latent_formats
     import comfy.model_management
     import comfy.utils
 
-    shape = (1, 16, (length - 1) // _FRAMES + 1, height // _STRIDE, width // _STRIDE)
+    shape = _latent_shape(width, height, length)
     latent = torch.zeros(shape, device=comfy.model_management.intermediate_device())
-    if video is None:
-        return {"samples": latent.repeat(batch_size, 1, 1, 1, 1)}
-    count = conditioning_frames(video.shape[0], wanted)
+    if start is None:
+        return {"samples": latent}
+    count = start.shape[0]
     if count >= length:
         raise SPError(f"{count} conditioning frames leave nothing of a video of {length}: raise length or lower conditioning_frames")
-    pixels = comfy.utils.common_upscale(video[-count:].movedim(-1, 1), width, height, "bilinear", "center").movedim(1, -1)
-    clean = vae.encode(pixels[..., :3])
+    if sampled is None:
+        pixels = comfy.utils.common_upscale(start.movedim(-1, 1), width, height, "bilinear", "center").movedim(1, -1)
+        clean = vae.encode(pixels[..., :3])
+    else:
+        clean = sampled[:1, :, -((count - 1) // _FRAMES + 1) :]
+        if clean.shape[3:] != shape[3:]:
+            raise SPError(f"previous_latent has {sampled.shape[4] * 8} x {sampled.shape[3] * 8} pixels, the video {width} x {height}")
     # the model takes what is still to be made as zeros; in ComfyUI's latents that is the latent format's mean
     latent = comfy.latent_formats.Wan21().process_out(latent)
     latent[:, :, : clean.shape[2]] = clean
     mask = torch.ones((1, 1, *shape[2:]), device=latent.device)
     mask[:, :, : clean.shape[2]] = 0
-    return {"samples": latent.repeat(batch_size, 1, 1, 1, 1), "noise_mask": mask.repeat(batch_size, 1, 1, 1, 1)}
+    return {"samples": latent, "noise_mask": mask}
 
 
 def with_cfg_zero(model: Any) -> Any:
@@ -87,3 +122,58 @@ def with_kv_cache(model: Any, device: str) -> Any:
     model.model_options["transformer_options"][KV_CACHE] = device
     model.add_callback(comfy.patcher_extension.CallbacksMP.ON_CLEANUP, lambda patcher: patcher.model.diffusion_model.clear_cache())
     return model
+
+
+def with_block_sparse(model: Any, sparsity: float) -> Any:
+    """A clone of a MODEL whose self-attention leaves out a share of the tiles of keys.
+
+    Args:
+        sparsity: the share, 0..1.
+
+    Raises:
+        SPError: the model is not LongCat-Video, or is its Avatar.
+    """
+    if not isinstance(model.model, LongCatVideo) or isinstance(model.model, LongCatAvatar):
+        raise SPError(f"LongCat Block-Sparse Attention works with LongCat-Video only, this model is {type(model.model).__name__}")
+    model = model.clone()
+    model.model_options["transformer_options"][BLOCK_SPARSE] = {"sparsity": sparsity}
+    return model
+
+
+def refine_latent(vae: Any, video: Tensor, width: int, height: int, double_frames: bool, start: Tensor | None) -> dict[str, Tensor]:
+    """A small video as what a refining pass over a large one starts from.
+
+    Args:
+        video: (N, H, W, 3) in 0..1.
+        double_frames: put a frame between any two; the length becomes 4 k + 1 by repeating the last frame.
+        start: (M, H, W, 3), clean first frames in full size; as many as there are whole latent frames of are kept.
+
+    Returns:
+        the host's LATENT: samples (1, 16, F, height / 8, width / 8), and noise_mask (1, 1, F, ...) with ``start``.
+    """
+    import comfy.utils
+
+    def scaled(frames: Tensor) -> Tensor:
+        return comfy.utils.common_upscale(frames[..., :3].movedim(-1, 1), width, height, "bilinear", "center").movedim(1, -1)
+
+    frames = _with_frames_between(video) if double_frames else video
+    frames = torch.cat([frames, frames[-1:].expand((1 - frames.size(0)) % _FRAMES, -1, -1, -1)])
+    samples = vae.encode(scaled(frames))
+    if start is None:
+        return {"samples": samples}
+    clean = vae.encode(scaled(start[: conditioning_frames(start.size(0), frames.size(0) - _FRAMES)]))
+    samples[:, :, : clean.shape[2]] = clean
+    mask = torch.ones((1, 1, *samples.shape[2:]), device=samples.device)
+    mask[:, :, : clean.shape[2]] = 0
+    return {"samples": samples, "noise_mask": mask}
+
+
+def _with_frames_between(video_NHWC: Tensor) -> Tensor:
+    """Twice as many frames at equal distances from the first to the last, each a mix of its neighbours."""
+    n = video_NHWC.size(0)
+    if n == 1:
+        return video_NHWC
+    at = torch.linspace(0, n - 1, 2 * n, dtype=torch.float64)
+    before = at.floor().clamp_max(n - 2).long()
+    share = (at - before).to(video_NHWC.dtype)[:, None, None, None]
+    return video_NHWC[before].lerp(video_NHWC[before + 1], share)

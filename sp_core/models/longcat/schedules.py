@@ -11,6 +11,8 @@ from torch import Tensor
 
 #: the step grid of the distilled model's training: 50 steps of 20 in 1000
 _DISTILL_GRID, _DISTILL_STRIDE = 50, 20
+#: and of the Avatar's
+_AVATAR_STEPS = 8
 
 
 def _shifted(u: Tensor, shift: float) -> Tensor:
@@ -39,6 +41,18 @@ def distill(steps: int = 16, shift: float = 12.0) -> Tensor:
     return _closed(_shifted((1000 - _DISTILL_STRIDE * (_DISTILL_GRID * index / steps).floor()) / 1000, shift))
 
 
+def avatar_distill(steps: int = 8, shift: float = 7.0) -> Tensor:
+    """fp32 (9,) for Avatar 1.5 with its distillation LoRA, without guidance.
+
+    Raises:
+        ValueError: another number of steps than the LoRA was trained with.
+    """
+    if steps != _AVATAR_STEPS:
+        raise ValueError(f"the Avatar's distilled schedule has {_AVATAR_STEPS} steps, {steps} were asked for")
+    grid = torch.linspace(1, 0, 1000, dtype=torch.float64)
+    return _closed(_shifted(grid[:: 1000 // _AVATAR_STEPS], shift))
+
+
 def enhance_hf(steps: int = 50, shift: float = 12.0) -> Tensor:
     """fp32, for continuation: the base schedule down to 0.5, then even steps of 0.05 for fine detail."""
     high = base(steps, shift)
@@ -51,7 +65,7 @@ def refine(steps: int = 50, shift: float = 12.0, start: float = 0.5) -> Tensor:
     return torch.cat([torch.tensor([start]), low[low < start]])
 
 
-SCHEDULES = {"base": base, "distill": distill, "enhance_hf": enhance_hf, "refine": refine}
+SCHEDULES = {"base": base, "distill": distill, "avatar_distill": avatar_distill, "enhance_hf": enhance_hf, "refine": refine}
 
 
 def cfg_zero(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:

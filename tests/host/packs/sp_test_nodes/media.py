@@ -129,6 +129,21 @@ class SPTestAudio:
         return ({"waveform": random((1, 2, samples), seed), "sample_rate": 16000},)
 
 
+class SPTestLongCatVoice:
+    """Random speech as a tiny LongCat-Video-Avatar takes it: (moments, 3, 8), two of which are a frame."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"moments": ("INT", {"default": 40}), "seed": ("INT", {"default": 0})}}
+
+    RETURN_TYPES = ("AUDIO_ENCODER_OUTPUT",)
+    FUNCTION = "make"
+    CATEGORY = "test"
+
+    def make(self, moments, seed):
+        return ({"longcat": {"values_nGC": random((moments, 3, 8), seed), "stride": 2}},)
+
+
 class SPTestClipVision:
     """Random picture embeddings, (1, tokens, 1280)."""
 
