@@ -27,10 +27,10 @@ from .compiled_blocks import CompiledBlock, Compiler
 from .forward_state import Escaped, ForwardState, ShardRule
 from .host_functions import HostFunctions
 from .override import OVERRIDE, HeldMask, mark
-from .plan import Attention, Blocks, HookPoint, Join, SequencePlan
+from .plan import Attention, Blocks, HookPoint, SequencePlan
 from .probing import Probing
 from .probing.options import tell_back
-from .stream import as_the_model_had, grid_of, in_stream, keep_own, shard_residuals, tokens_of
+from .stream import as_the_model_had, grid_of, in_stream, joined_by, keep_own, shard_residuals, tokens_of
 from .whole import Foreign, WholeData
 
 #: (block, blocks in all): called before each block; may raise to stop the forward
@@ -223,7 +223,7 @@ class Engine:
             compiled = CompiledBlock(block, blocks, where, state, self.sequence, self._host, self._compiler, hook)
             _put(block, "forward", compiled, undo)
         for path, join in blocks.joined.items():
-            self._hook_joined(block.get_submodule(path), join, state, undo)
+            undo.callback(block.get_submodule(path).register_forward_hook(joined_by(join, self.sequence, state)).remove)
         undo.callback(block.register_forward_hook(after, with_kwargs=True).remove)
 
     def _split(self, model: nn.Module, blocks: Blocks, call: Arguments, state: ForwardState) -> None:
@@ -306,14 +306,6 @@ class Engine:
 
         undo.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
         undo.callback(module.register_forward_hook(after, with_kwargs=True).remove)
-
-    def _hook_joined(self, module: nn.Module, join: Join, state: ForwardState, undo: contextlib.ExitStack) -> None:
-        def after(_: nn.Module, args: tuple, output_B1C: Tensor) -> Tensor:
-            if not state.split or state.whole:
-                return output_B1C
-            return join(self.sequence.all_ranks.all_gather_tokens(output_B1C.contiguous(), [1] * self.sequence.world_size))
-
-        undo.callback(module.register_forward_hook(after).remove)
 
     def _hold_mask(self, module: nn.Module, attention: Attention, call: Arguments) -> None:
         """Wrap a mask that is no tensor, so that the module hands it on to the override unread."""

@@ -6,15 +6,16 @@ Shape legend: B batch, T all tokens, t this rank's, F, H, W frames, height and w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..attention.sequence_group import SequenceGroup
 from ..errors import SPError
 from .arguments import Arguments
 from .forward_state import ForwardState
-from .plan import Blocks, SequencePlan
+from .plan import Blocks, Join, SequencePlan
 
 
 def tokens_of(blocks: Blocks, call: Arguments) -> Tensor:
@@ -76,3 +77,14 @@ def _residual(tokens_BTC: Tensor, state: ForwardState) -> Tensor:
     if tokens_BTC.size(1) < state.layout.tokens and isinstance(own, slice):
         return tokens_BTC[:, own].contiguous()
     return state.shard(tokens_BTC)
+
+
+def joined_by(join: Join, sequence: SequenceGroup, state: ForwardState) -> Callable[[nn.Module, tuple, Tensor], Tensor]:
+    """A forward hook for what :attr:`.plan.Blocks.joined` names: (B, 1, C) of this rank's tokens becomes that of all tokens."""
+
+    def after(_: nn.Module, args: tuple, output_B1C: Tensor) -> Tensor:
+        if not state.split or state.whole:
+            return output_B1C
+        return join(sequence.all_ranks.all_gather_tokens(output_B1C.contiguous(), [1] * sequence.world_size))
+
+    return after
