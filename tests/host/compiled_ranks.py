@@ -35,6 +35,25 @@ def attention_that_looks_at_no_options() -> Iterator[None]:
         host.optimized_attention = whole
 
 
+@contextlib.contextmanager
+def attention_of_a_pack() -> Iterator[None]:
+    """A function of another module in the place of ComfyUI's, which asks for overrides as ComfyUI's does: torch cannot trace it."""
+    import comfy.ldm.modules.attention as attention
+    import comfy.ldm.wan.model as host
+
+    whole = host.optimized_attention
+
+    def of_a_pack(q: Tensor, k: Tensor, v: Tensor, heads: int, **more: Any) -> Tensor:
+        assert not torch.compiler.is_compiling()
+        return whole(q, k, v, heads, **more)
+
+    host.optimized_attention = attention.wrap_attn(of_a_pack)
+    try:
+        yield
+    finally:
+        host.optimized_attention = whole
+
+
 class Ranks:
     """What one rank keeps between questions: models, and the compiler that all forwards share."""
 
@@ -66,6 +85,7 @@ class Ranks:
         forwards: list[str | tuple[int, ...]],
         backend: str = "eager",
         dynamic: bool | None = None,
+        fullgraph: bool = False,
         around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> dict[str, Any]:
         from torch._dynamo.utils import counters
@@ -79,7 +99,7 @@ class Ranks:
         if name not in self.models:
             self.models[name] = family.build()
         model = self.models[name]
-        wish = CompileWish(backend, dynamic=dynamic)
+        wish = CompileWish(backend, dynamic=dynamic, fullgraph=fullgraph)
         compiler = self.compilers.setdefault((name, wish), BlockCompiler(wish))
         counters.clear()
         told: dict[str, Any] = {"errors": [], "graphs": [], "exchanges": [], "uncompiled": {}}

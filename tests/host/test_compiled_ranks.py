@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from campaign import parameters
 from distributed.ranks import RankPool
-from host.compiled_ranks import Ranks, attention_that_looks_at_no_options
+from host.compiled_ranks import Ranks, attention_of_a_pack, attention_that_looks_at_no_options
 from host.families import FAMILIES
 from host.graphs import TOLERANCE
 
@@ -68,3 +68,10 @@ def test_an_attention_that_asks_nobody_is_noticed(ranks: RankPool) -> None:
         assert answer.get("kind") == "Escaped", answer
         assert "self_attn of block 0" in answer["failure"]
     ask(ranks, 2, "Camera", ["none"])
+
+
+@pytest.mark.parametrize("fullgraph", parameters(plain=[True], campaign=[False]))
+def test_a_function_that_is_no_operator(ranks: RankPool, fullgraph: bool) -> None:
+    """It breaks the graph, and where the user wants no break the block runs uncompiled."""
+    for answer in ask(ranks, 2, "Camera", ["none", "none"], fullgraph=fullgraph, around=attention_of_a_pack):
+        assert bool(answer["uncompiled"]) == fullgraph and bool(answer["breaks"]) != fullgraph, answer

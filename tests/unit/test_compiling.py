@@ -15,7 +15,7 @@ import torch
 from sp_core import settings
 from sp_core.host.compiled import plain_wish
 from sp_core.host.ui.progress import Watcher
-from sp_core.host.worker.compiling import Granted, compile_phase, wish_of
+from sp_core.host.worker.compiling import TRACED_S, Granted, compile_phase, wish_of
 from sp_core.plans.block_compiler import BlockCompiler, CompileWish
 from sp_core.plans.forward_state import ForwardState
 from sp_core.pool.errors import PeerFailed, WorkerTimeout
@@ -128,6 +128,20 @@ def test_nobody_waits_for_a_leader_that_is_ahead_or_for_a_backend_without_a_cach
     leader.collective_seq = 5
     with compile_phase(context, shares_cache=False):
         pass
+
+
+def test_nobody_waits_for_ever_for_a_leader_that_compiles_nothing(shared: SharedState, monkeypatch: pytest.MonkeyPatch) -> None:
+    context, now = rank_1(shared), 0.0
+    shared.ranks[0].show(Phase.COMPUTING)
+
+    def sleep(_: float) -> None:
+        nonlocal now
+        now += 1.0
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
+    with compile_phase(context, shares_cache=True):
+        assert TRACED_S < now < TRACED_S + 3
 
 
 @pytest.mark.parametrize(("phase", "late"), [(Phase.COMPILING, False), (Phase.COMPUTING, True)])

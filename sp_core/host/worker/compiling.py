@@ -24,6 +24,8 @@ from .residency import LoadedModel
 
 log = logging.getLogger(__name__)
 
+#: the leader begins to compile a graph at most so many seconds behind the others, else it has another one
+TRACED_S = 60.0
 #: modes that make CUDA graphs, and what comes nearest without them
 _WITHOUT_CUDA_GRAPHS = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs", "default": None}
 _CUDA_GRAPHS = "CUDA graphs cannot hold an exchange between devices"
@@ -139,7 +141,12 @@ def compile_phase(context: WorkerContext, shares_cache: bool) -> Iterator[None]:
 
 def _wait_for_leader(context: WorkerContext) -> None:
     leader, reached = context.shared_state.ranks[0], context.own_state.collective_seq
+    seen = time.monotonic()
     while leader.collective_seq <= reached and leader.phase in (Phase.COMPILING, Phase.COMPUTING):
         if context.should_abort() is not None:
             raise PeerFailed
+        now = time.monotonic()
+        seen = now if leader.phase is Phase.COMPILING else seen
+        if now - seen > TRACED_S:
+            return
         time.sleep(0.005)
