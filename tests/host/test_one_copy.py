@@ -17,7 +17,10 @@ from host.observe import pids
 
 from sp_core.demo.comfy_server import ComfyServer
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what processes hold together")
+pytestmark = [
+    pytest.mark.campaign,
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what processes hold together"),
+]
 
 DEVICES = "cpu:2"
 
