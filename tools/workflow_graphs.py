@@ -7,6 +7,7 @@ from typing import Any
 
 _WAN22 = "https://huggingface.co/Comfy-Org/Wan_2.2_ComfyUI_Repackaged/resolve/main/split_files"
 _WAN21 = "https://huggingface.co/Comfy-Org/Wan_2.1_ComfyUI_repackaged/resolve/main/split_files"
+_LONGCAT = "https://huggingface.co/Kijai/LongCat-Video_comfy/resolve/main"
 _LTX2 = "https://huggingface.co/Lightricks/LTX-2/resolve/main"
 _LTX2_SPLIT = "https://huggingface.co/Comfy-Org/ltx-2/resolve/main/split_files"
 _LTX23 = "https://huggingface.co/Lightricks/LTX-2.3/resolve/main"
@@ -23,10 +24,8 @@ MODELS = {
     "wan2.1_t2v_1.3B_fp16.safetensors": ("diffusion_models", f"{_WAN21}/diffusion_models"),
     "wan_2.1_vae.safetensors": ("vae", f"{_WAN21}/vae"),
     "umt5_xxl_fp8_e4m3fn_scaled.safetensors": ("text_encoders", f"{_WAN21}/text_encoders"),
-    "LongCat_TI2V_comfy_fp8_e4m3fn_scaled_KJ.safetensors": (
-        "diffusion_models",
-        "https://huggingface.co/Kijai/LongCat-Video_comfy/resolve/main",
-    ),
+    "LongCat_TI2V_comfy_fp8_e4m3fn_scaled_KJ.safetensors": ("diffusion_models", _LONGCAT),
+    "LongCat_refinement_lora_rank128_bf16.safetensors": ("loras", _LONGCAT),
     "ltx-2-19b-dev-fp8.safetensors": ("checkpoints", _LTX2),
     "gemma_3_12B_it_fp4_mixed.safetensors": ("text_encoders", f"{_LTX2_SPLIT}/text_encoders"),
     "ltx-2.3-22b-dev-fp8.safetensors": ("checkpoints", "https://huggingface.co/Lightricks/LTX-2.3-fp8/resolve/main"),
@@ -94,7 +93,7 @@ class Graph:
 
 
 def all_graphs() -> list[Graph]:
-    return [wan22_14b(), wan22_14b_i2v(), wan22_5b(), wan21(), ltx2(), ltx2_i2v(), ltx23(), longcat()]
+    return [wan22_14b(), wan22_14b_i2v(), wan22_5b(), wan21(), ltx2(), ltx2_i2v(), ltx23(), longcat(), longcat_refine()]
 
 
 def _patch(graph: Graph, model: Wire, x: int, y: int, title: str | None = None) -> Node:
@@ -112,9 +111,9 @@ def _prompts(graph: Graph, clip: Wire, positive: str, negative: str) -> tuple[No
     return first, second
 
 
-def _guided_sampling(graph: Graph, model: Wire, positive: Wire, negative: Wire, sigmas: Wire, latent: Wire) -> Node:
+def _guided_sampling(graph: Graph, model: Wire, positive: Wire, negative: Wire, sigmas: Wire, latent: Wire, cfg: float = 4.0) -> Node:
     """Guider, noise, sampler and SamplerCustomAdvanced, in the sampling column."""
-    guider = graph.add("CFGGuider", _SAMPLE_COLUMN, 40, None, (340, 100), model=model, positive=positive, negative=negative, cfg=4.0)
+    guider = graph.add("CFGGuider", _SAMPLE_COLUMN, 40, None, (340, 100), model=model, positive=positive, negative=negative, cfg=cfg)
     noise = graph.add("RandomNoise", _SAMPLE_COLUMN, 190, None, (340, 90), noise_seed=42)
     sampler = graph.add("KSamplerSelect", _SAMPLE_COLUMN, 330, None, (340, 60), sampler_name="euler")
     inputs = {"noise": noise[0], "guider": guider[0], "sampler": sampler[0], "sigmas": sigmas, "latent_image": latent}
@@ -308,6 +307,46 @@ def longcat() -> Graph:
     sampled = _guided_sampling(graph, guidance[0], positive[0], negative[0], sigmas[0], latent[0])
     images = graph.add("VAEDecode", _OUTPUT_COLUMN, 40, None, (270, 60), samples=sampled[0], vae=vae[0])
     _video(graph, images[0], 15, "video/longcat", 150)
+    return graph
+
+
+def longcat_refine() -> Graph:
+    graph = Graph(
+        "longcat_video_refine",
+        "## LongCat-Video, a large video from a small one, on all GPUs\n\nThe second pass: 480p at 15 frames a second becomes 1280x768 at "
+        "30. **LongCat Refine Latent** enlarges the video and puts a frame between any two; the refinement LoRA was trained with the "
+        "`refine` schedule and **LongCat Block-Sparse Attention**, which computes one sixteenth of the attention.\n\n**Image to video**: "
+        "connect the picture to `start`, so that the first frame stays sharp.\n\n`devices`: `auto` takes every GPU, `0,1` takes these two.",
+    )
+    unet = graph.add("UNETLoader", _MODEL_COLUMN, 40, None, (360, 90), unet_name="LongCat_TI2V_comfy_fp8_e4m3fn_scaled_KJ.safetensors")
+    lora = {"lora_name": "LongCat_refinement_lora_rank128_bf16.safetensors", "strength_model": 1.0}
+    lora = graph.add("LoraLoaderModelOnly", _MODEL_COLUMN, 180, None, (360, 90), model=unet[0], **lora)
+    clip = graph.add("CLIPLoader", _MODEL_COLUMN, 320, None, (360, 110), clip_name="umt5_xxl_fp8_e4m3fn_scaled.safetensors", type="wan")
+    vae = graph.add("VAELoader", _MODEL_COLUMN, 480, None, (360, 60), vae_name="wan_2.1_vae.safetensors")
+    graph.group("Models", _MODEL_COLUMN - 20, -40, 400, 600)
+    positive, negative = _prompts(graph, clip[0], _FOX, _LONGCAT_NEGATIVE)
+    video = graph.add("LoadVideo", _PROMPT_COLUMN, 540, "Small video", (430, 200), file="longcat_480p.mp4")
+    frames = graph.add("GetVideoComponents", _PROMPT_COLUMN, 790, None, (430, 90), video=video[0])
+    shared = _vae_patch(graph, vae[0], _PATCH_COLUMN, 420)
+    latent = graph.add(
+        "SPLongCatRefineLatent",
+        _PATCH_COLUMN,
+        560,
+        None,
+        (290, 150),
+        vae=shared[0],
+        video=frames[0],
+        width=1280,
+        height=768,
+        double_frames=True,
+    )
+    patch = _patch(graph, lora[0], _PATCH_COLUMN, 40)
+    sparse = graph.add("SPLongCatBlockSparse", _PATCH_COLUMN, 280, None, (290, 80), model=patch[0], sparsity=0.9375)
+    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 770)
+    sigmas = graph.add("SPLongCatSigmas", _PATCH_COLUMN, 790, None, (290, 140), schedule="refine", steps=50, shift=12.0, refine_start=0.5)
+    sampled = _guided_sampling(graph, sparse[0], positive[0], negative[0], sigmas[0], latent[0], cfg=1.0)
+    images = graph.add("VAEDecode", _OUTPUT_COLUMN, 40, None, (270, 60), samples=sampled[0], vae=shared[0])
+    _video(graph, images[0], 30, "video/longcat_refined", 150)
     return graph
 
 

@@ -21,8 +21,8 @@ from einops import rearrange
 from torch import Tensor
 
 Grid = Sequence[int]
-#: keys and values that are gathered at once take at most this many bytes
-_CHUNK_BYTES = 256 * 2**20
+#: keys and values that are gathered at once take at most this many bytes: on a CPU what its caches hold
+_CHUNK_BYTES, _CHUNK_BYTES_OF_A_CPU = 256 * 2**20, 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, index_BHQn: Tensor, counts_BHQ: Ten
     q_rows, k_rows, v_rows = (rearrange(x, "B H N n D -> (B H N) n D") for x in (q, k, v))
     counts = None if counts_BHQ is None else counts_BHQ.flatten()
     out = torch.empty_like(q_rows)
-    chunk = max(1, _CHUNK_BYTES // (2 * n * tile * D * q.element_size()))
+    most = _CHUNK_BYTES_OF_A_CPU if q.device.type == "cpu" else _CHUNK_BYTES
+    chunk = max(1, most // (2 * n * tile * D * q.element_size()))
     for start in range(0, B * H * Q, chunk):
         at = slice(start, start + chunk)
         chosen = places[at].flatten()

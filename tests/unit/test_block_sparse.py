@@ -101,7 +101,7 @@ def test_chunks_change_nothing(data: dict[str, Any], monkeypatch: pytest.MonkeyP
     shape = data["shapes"]["self"]
     arguments = (*(data[f"self.in.{x}"] for x in "qkv"), shape["query_thw"], shape["key_thw"], setting_of(shape))
     whole = block_sparse_attention(*arguments)
-    monkeypatch.setattr(block_sparse, "_CHUNK_BYTES", 5 * 2 * 2 * 64 * 16 * 4)
+    monkeypatch.setattr(block_sparse, "_CHUNK_BYTES_OF_A_CPU", 5 * 2 * 2 * 64 * 16 * 4)
     torch.testing.assert_close(block_sparse_attention(*arguments), whole, atol=1e-6, rtol=0)
 
 
