@@ -23,6 +23,9 @@ from .prompts import comfyui, seconds_of
 from .turns import turns
 
 SAMPLES = 5
+#: the nodes whose VAE decodes in ComfyUI's process and in the workers
+ONE, ALL = "vae", "shared"
+Prompt = dict[str, dict[str, Any]]
 #: kind -> (title, latent: channels, frames, height, width)
 _VIDEOS = {
     "wan": ("Wan 2.1, 5 frames of 128 x 192", (16, 2, 24, 16)),
@@ -78,41 +81,53 @@ def decode_row(server: ComfyServer, kind: str, workers: int, samples: int = SAMP
     title, sizes = _VIDEOS[kind]
     seeds = itertools.count()
 
-    def seconds(devices: str | None) -> Callable[[], float]:
-        return lambda: seconds_of(server, _prompt(kind, sizes, devices, next(seeds)))
+    def seconds(source: str) -> Callable[[], float]:
+        return lambda: seconds_of(server, _prompt(kind, sizes, f"cpu:{workers}", source, next(seeds)))
 
-    medians = turns({"one": seconds(None), "all": seconds(f"cpu:{workers}")}, samples)
-    times = {"one_process_s": medians["one"], "workers_s": medians["all"]}
+    medians = turns({source: seconds(source) for source in (ONE, ALL)}, samples)
+    times = {"one_process_s": medians[ONE], "workers_s": medians[ALL]}
     return Row(video=title, workers=workers, threads=threads_of_all(workers), **times)
 
 
 def memory_row(server: ComfyServer, kind: str, workers: int, samples: int = SAMPLES) -> MemoryRow:
     """Prompts that decode, in ComfyUI's process and in the workers, and how far the memory of each rises."""
     title, sizes = _VIDEOS[kind]
-    seeds, pids = itertools.count(), {"one": [server.process.pid], "all": list[int]()}
+    seeds, devices = itertools.count(), f"cpu:{workers}"
+    pids = {ONE: lambda: [server.process.pid], ALL: lambda: worker_pids(server.process.pid)}
 
-    def decode(way: str, devices: str | None) -> Callable[[], None]:
-        def run() -> None:
-            seconds_of(server, _prompt(kind, sizes, devices, next(seeds)))
-            if way == "all":
-                pids[way] = worker_pids(server.process.pid)
+    def decode(source: str) -> Callable[[], float]:
+        return lambda: seconds_of(server, _prompt(kind, sizes, devices, source, next(seeds)))
 
-        return run
-
-    rise = rises(pids, {"one": decode("one", None), "all": decode("all", f"cpu:{workers}")}, samples)
-    return MemoryRow(video=title, workers=workers, one_process_mb=rise["one"], worker_mb=rise["all"])
+    rise = rises(pids, {source: decode(source) for source in pids}, lambda: seconds_of(server, _rest(kind, devices, next(seeds))), samples)
+    return MemoryRow(video=title, workers=workers, one_process_mb=rise[ONE], worker_mb=rise[ALL])
 
 
-def _prompt(kind: str, sizes: tuple[int, ...], devices: str | None, seed: int) -> dict[str, dict[str, Any]]:
+def _prompt(kind: str, sizes: tuple[int, ...], devices: str, source: str, seed: int) -> Prompt:
+    """Decodes a new latent with the VAE of the node ``source``.
+
+    The nodes of the other way are in it as well: ComfyUI would let go of their VAE, and the workers would load it anew.
+    """
     latent = dict(zip(("channels", "frames", "height", "width"), sizes, strict=True))
-    prompt: dict[str, dict[str, Any]] = {
-        "vae": {"class_type": "SPDemoVAE", "inputs": {"kind": kind}},
+    return {
+        **_vaes(kind, devices),
         "latent": {"class_type": "SPDemoLatent", "inputs": {**latent, "seed": seed}},
+        "decode": {"class_type": "VAEDecode", "inputs": {"samples": ["latent", 0], "vae": [source, 0]}},
         "take": {"class_type": "SPDemoTake", "inputs": {"image": ["decode", 0]}},
     }
-    source = "vae"
-    if devices is not None:
-        source = "shared"
-        prompt[source] = {"class_type": "SPVAEPatch", "inputs": {"vae": ["vae", 0], "devices": devices}}
-    prompt["decode"] = {"class_type": "VAEDecode", "inputs": {"samples": ["latent", 0], "vae": [source, 0]}}
-    return prompt
+
+
+def _rest(kind: str, devices: str, seed: int) -> Prompt:
+    """Keeps the VAEs, and has ComfyUI let go of the video that it decoded before."""
+    small = {"width": 16, "height": 16, "batch_size": 1, "color": seed}
+    return {
+        **_vaes(kind, devices),
+        "small": {"class_type": "EmptyImage", "inputs": small},
+        "take": {"class_type": "SPDemoTake", "inputs": {"image": ["small", 0]}},
+    }
+
+
+def _vaes(kind: str, devices: str) -> Prompt:
+    return {
+        ONE: {"class_type": "SPDemoVAE", "inputs": {"kind": kind}},
+        ALL: {"class_type": "SPVAEPatch", "inputs": {"vae": [ONE, 0], "devices": devices}},
+    }

@@ -30,12 +30,15 @@ class MemoryRow:
         return self.worker_mb * self.workers / self.one_process_mb
 
 
-def rises(pids: Mapping[str, list[int]], decode: Mapping[str, Callable[[], object]], samples: int) -> dict[str, float]:
+def rises(
+    pids: Mapping[str, Callable[[], list[int]]], decode: Mapping[str, Callable[[], object]], rest: Callable[[], object], samples: int
+) -> dict[str, float]:
     """Median rise in MB of the process with most, for each way to decode; the first decode of each warms up.
 
     Args:
-        pids: the processes that are looked at, which may be known only after the first decode.
+        pids: the processes that are looked at, which there are after the first decode.
         decode: has them decode a new video.
+        rest: has them let go of the video before, which one process would hold twice otherwise.
     """
     found: dict[str, list[float]] = {way: [] for way in decode}
     for number in range(samples + 1):
@@ -43,7 +46,8 @@ def rises(pids: Mapping[str, list[int]], decode: Mapping[str, Callable[[], objec
             if not number:
                 run()
                 continue
-            before = {pid: _at_rest_mb(pid) for pid in pids[way]}
+            rest()
+            before = {pid: _at_rest_mb(pid) for pid in pids[way]()}
             run()
             found[way].append(max(_status_mb(pid, "VmHWM") - mb for pid, mb in before.items()))
     return {way: median(values) for way, values in found.items()}

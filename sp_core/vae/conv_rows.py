@@ -6,11 +6,16 @@ so many rows of the others that what it makes of its padding can be left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+#: a convolution of some rows
+Compute = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,19 @@ def conv_rows(conv: nn.Conv2d | nn.Conv3d, added: tuple[int, int] = (0, 0)) -> C
     return ConvRows(conv.kernel_size[-2], conv.stride[-2], conv.dilation[-2], int(conv.padding[-2]), added)
 
 
+@contextlib.contextmanager
+def unpadded_rows(conv: Any) -> Iterator[None]:
+    """Inside, the module ``conv`` adds no rows over and under the frame; columns and frames it pads as before."""
+    padding, repeated = conv.padding, conv._reversed_padding_repeated_twice
+    conv.padding = (*padding[:-2], 0, padding[-1])
+    # of columns, of rows and of frames, each at both ends
+    conv._reversed_padding_repeated_twice = [*repeated[:2], 0, 0, *repeated[4:]]
+    try:
+        yield
+    finally:
+        conv.padding, conv._reversed_padding_repeated_twice = padding, repeated
+
+
 def edges(rows: ConvRows, height: int) -> tuple[int, int] | None:
     """How many rows of the result of a band of ``height`` rows need others' rows, at its upper and at its lower edge.
 
@@ -85,11 +103,20 @@ class Extended:
     below: Tensor
     rows: ConvRows
 
-    def results(self, compute: Callable[[Tensor], Tensor], first: int, last: int) -> Tensor:
-        """Rows [first, last) of the band's result, by ``compute``, the convolution with its own padding."""
+    def results(self, compute: Compute, first: int, last: int, without_padding: Compute | None = None) -> Tensor:
+        """Rows [first, last) of the band's result.
+
+        Args:
+            compute: the convolution with its own padding.
+            without_padding: the convolution without padding over and under the frame. Rows that need none are computed by it: of
+                three rows it makes the one that is wanted, and with padding two more.
+        """
         rows, over = self.rows, self.rows.added[0]
-        low = max(-self.above.size(-2), (first - rows.left_out) * rows.stride - over)
         high = (last - 1) * rows.stride - rows.before + rows.reach + 1
+        exact = first * rows.stride - rows.before
+        if without_padding is not None and exact >= -self.above.size(-2) and high <= self.own.size(-2) + self.below.size(-2):
+            return without_padding(self._between(exact, high))
+        low = max(-self.above.size(-2), (first - rows.left_out) * rows.stride - over)
         computed = compute(self._between(low, high))
         start = (first * rows.stride - over - low) // rows.stride
         if computed.size(-2) == last - first:

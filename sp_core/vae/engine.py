@@ -18,7 +18,7 @@ from torch.nn.modules import padding as pads
 
 from ..errors import SPError
 from ..layout.bands import Bands
-from .conv_rows import ConvRows, Extended, conv_rows, edges
+from .conv_rows import Compute, ConvRows, Extended, conv_rows, edges, unpadded_rows
 from .exchange import RowExchange
 from .functions import RowFunctions
 from .group_norm import group_norm
@@ -96,11 +96,16 @@ class BandEngine:
 
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             rows = conv_rows(conv, self._added_before(added))
-            return self._convolved(lambda y: original(y, *args, **kwargs), x, rows)
+
+            def without_padding(y: Tensor) -> Tensor:
+                with unpadded_rows(conv):
+                    return original(y, *args, **kwargs)
+
+            return self._convolved(lambda y: original(y, *args, **kwargs), x, rows, without_padding)
 
         return forward
 
-    def _convolve(self, compute: Callable[[Tensor], Tensor], x: Tensor, named: dict[str, Any]) -> Tensor:
+    def _convolve(self, compute: Compute, x: Tensor, named: dict[str, Any]) -> Tensor:
         """A convolution that is no module's."""
         kernel, stride, dilation, padding = (
             named["weight"].size(-2),
@@ -125,16 +130,16 @@ class BandEngine:
 
         return forward
 
-    def _convolved(self, compute: Callable[[Tensor], Tensor], x: Tensor, rows: ConvRows) -> Tensor:
+    def _convolved(self, compute: Compute, x: Tensor, rows: ConvRows, without_padding: Compute | None = None) -> Tensor:
         if self._whole or self._inside:
             return compute(x)
         self._inside = True
         try:
-            return compute(x) if rows.is_local else self._with_neighbours(compute, x, rows)
+            return compute(x) if rows.is_local else self._with_neighbours(compute, x, rows, without_padding)
         finally:
             self._inside = False
 
-    def _with_neighbours(self, compute: Callable[[Tensor], Tensor], x: Tensor, rows: ConvRows) -> Tensor:
+    def _with_neighbours(self, compute: Compute, x: Tensor, rows: ConvRows, without_padding: Compute | None) -> Tensor:
         self._enter_call()
         over, under = rows.added
         own = x.narrow(-2, over, x.size(-2) - over - under)
@@ -146,13 +151,13 @@ class BandEngine:
         # in a high band the few rows at its edges are computed anew: joining the halo to the band would copy all of it
         parts = edges(rows, own.size(-2)) if min(bands.counts) >= HIGH else None
         if parts is None:
-            return self._extended(x, own, arriving(), rows).results(compute, 0, results)
+            return self._extended(x, own, arriving(), rows).results(compute, 0, results, without_padding)
         output = compute(x).narrow(-2, 0, results)
         extended, (upper, lower), (start, stop) = self._extended(x, own, arriving(), rows), parts, bands.range(rank)
         if start and upper:
-            output[..., :upper, :] = extended.results(compute, 0, upper)
+            output[..., :upper, :] = extended.results(compute, 0, upper, without_padding)
         if stop < bands.height and lower:
-            output[..., results - lower :, :] = extended.results(compute, results - lower, results)
+            output[..., results - lower :, :] = extended.results(compute, results - lower, results, without_padding)
         return output
 
     def _extended(self, x: Tensor, own: Tensor, halo: tuple[Tensor, Tensor], rows: ConvRows) -> Extended:
@@ -194,13 +199,17 @@ class BandEngine:
         return forward
 
     def _agreed_on(self, original: Callable[..., int]) -> Callable[..., int]:
-        """As many bytes for each row of the latent on every rank, so that all cut the frames into the same chunks."""
+        """As many bytes for each row of the latent on every rank, so that all cut the frames into the same chunks.
+
+        They are those that one device with the least memory would take: a band is a part of the frame, so a chunk of as many bytes
+        would have more frames than one device's, and a rank's memory would not shrink with its band.
+        """
 
         def chunk_size(*args: Any, **kwargs: Any) -> int:
             self._enter_call()
-            rows = self._bands.counts[self._exchange.rank]
-            own = torch.tensor([original(*args, **kwargs) // rows], device=self._device)
-            return int(self._exchange.every_rank(own).min()) * rows
+            own = torch.tensor([original(*args, **kwargs)], device=self._device)
+            of_the_frame = int(self._exchange.every_rank(own).min())
+            return max(1, of_the_frame // self._bands.height) * self._bands.counts[self._exchange.rank]
 
         return chunk_size
 

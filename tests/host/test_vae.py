@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaign import parameters
+from campaign import parameters, within
 from host.graphs import TOLERANCE, Branch, Graph, Link, Result, latent, load, read, relative, sample, text
 from host.observe import pids, wait_for, workers
 
@@ -26,6 +26,8 @@ SHAPE = "1,16,3,7,6"
 WITHOUT_PLAN = "comfy.taesd.taesd.TAESD"
 #: of eight rows and columns of the latent
 TILES = {"tile_size": 64, "overlap": 16, "temporal_size": 64, "temporal_overlap": 8}
+
+OFFSET = {"x": 10, "y": 20, "operation": "add"}
 
 
 def write_vaes(comfyui: Path, base: Path, *large: str) -> None:
@@ -127,6 +129,15 @@ def image_to_video(branch: Branch) -> Link:
     return decode(branch, sample(branch, model, (wired[0], wired[1]), wired[2]))
 
 
+def inpaint(branch: Branch) -> Link:
+    """The VAE encodes a video that is grey under the mask, whose height and width are no whole number of rows of the latent."""
+    pixels = branch.add("SPTestImage", frames=5, height=60, width=52, seed=3)[0]
+    mask = branch.add("SolidMask", value=1.0, width=24, height=24)[0]
+    hidden = branch.add("MaskComposite", destination=branch.add("SolidMask", value=0.0, width=52, height=60)[0], source=mask, **OFFSET)[0]
+    wired = branch.add("VAEEncodeForInpaint", pixels=pixels, vae=vae(branch), mask=hidden, grow_mask_by=6)[0]
+    return decode(branch, wired)
+
+
 def first_and_last_frame(branch: Branch) -> Link:
     """The VAE encodes a video that is grey between the first and the last frame."""
     words = text(branch, 4096)
@@ -202,7 +213,7 @@ IN_TILES = (
 )
 PLAIN_TILES = (decode_in_tiles, encode_in_tiles, ltx_decode_in_tiles, image_decode_in_tiles)
 ALIKE = [decode, decode_two, decode_one_row, decode_in_tiles, encode, encode_in_tiles, image_to_video, ltx_decode, ltx_encode]
-IN_GRAPHS = (first_and_last_frame, ltx_guides, ltx_upscaled)
+IN_GRAPHS = (first_and_last_frame, inpaint, ltx_guides, ltx_upscaled)
 IN_PARTS = [(case, "cpu:2") for case in dict.fromkeys((*ALIKE, *PLAIN_TILES))]
 #: of three devices the last tile is left over
 MORE = [(case, "cpu:3") for case in ALIKE] + [(case, "cpu:2") for case in (*IN_TILES, *IN_GRAPHS) if (case, "cpu:2") not in IN_PARTS]
@@ -284,7 +295,9 @@ def test_a_cancel_ends_a_decode_and_keeps_the_workers(own: ComfyServer, tiles: d
     own.post("/interrupt", {})
     with pytest.raises(PromptFailed, match="interrupted"):
         own.wait(prompt_id)
-    assert time.monotonic() - started < 5
+    took = time.monotonic() - started
+    print(f"\nthe cancel took {took:.2f} s")
+    assert took < within(1.0)
     assert pids(own) == before
     check(own, decode_two, "cpu:2")
 

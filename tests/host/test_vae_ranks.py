@@ -111,3 +111,5 @@ def test_ranks_with_other_free_memory_cut_the_frames_alike(ranks: RankPool, meth
     assert len({answer["messages"] for answer in found}) == 1, "ranks waited for each other a different number of times"
     whole = answers(ranks, "LTX-Video", method, 7, frames, size)
     assert found[0]["messages"] > whole[0]["messages"], "the frames were not cut: the case shows nothing"
+    # one device's chunks are those of rank 0, which has least memory; a chunk of more frames would take a worker above its share
+    assert found[0]["convolutions"] == found[0]["convolutions on one device"]

@@ -11,7 +11,7 @@ from torch import nn
 
 from sp_core.errors import SPError
 from sp_core.vae import PLANS, DecodePlan, architecture_of, plan_for, why_not
-from sp_core.vae.conv_rows import Extended, conv_rows, edges
+from sp_core.vae.conv_rows import Extended, conv_rows, edges, unpadded_rows
 from sp_core.vae.functions import RowFunctions
 from sp_core.vae.group_norm import combined
 
@@ -91,14 +91,26 @@ def test_rows_of_a_result_are_those_of_the_whole_frame(arguments: dict[str, Any]
     conv = nn.Conv2d(2, 3, padding_mode=mode, **arguments)
     frame, rows, (over, under) = torch.randn(1, 2, 24, 9), conv_rows(conv, added), added
     padded = F.pad(frame, (0, 0, over, under), mode="replicate")
-    expected = conv(padded)
+    expected, before = conv(padded), (conv.padding, conv._reversed_padding_repeated_twice)
+    given: list[int] = []
+
+    def unpadded(some: torch.Tensor) -> torch.Tensor:
+        given.append(some.size(-2))
+        with unpadded_rows(conv):
+            return conv(some)
+
     for start, stop in ((0, 8), (8, 16), (16, 24)):
         above = frame[..., max(0, start - rows.above) : start, :] if start else padded[..., :over, :]
         below = frame[..., stop : stop + rows.below, :] if stop < 24 else padded[..., over + 24 :, :]
         extended, results = Extended(above, frame[..., start:stop, :], below, rows), 8 // rows.stride
         for first, last in ((0, results), (0, 1), (1, 3), (results - 1, results)):
             at = start // rows.stride
-            torch.testing.assert_close(extended.results(conv, first, last), expected[..., at + first : at + last, :])
+            wanted = expected[..., at + first : at + last, :]
+            torch.testing.assert_close(extended.results(conv, first, last), wanted)
+            torch.testing.assert_close(extended.results(conv, first, last, unpadded), wanted)
+    # one row of a result in the band between the others is made of the rows that it needs
+    assert rows.reach + 1 in given
+    assert (conv.padding, conv._reversed_padding_repeated_twice) == before
 
 
 def test_statistics_of_parts_are_those_of_the_whole() -> None:

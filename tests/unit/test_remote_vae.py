@@ -79,13 +79,16 @@ def shared_out(local: nn.Module, remote: RemoteVae, plan: DecodePlan = PLAN) -> 
     return make_stand_in_vae(local, plan, remote, VaeWatch(local, patcher))
 
 
-def test_bands_become_one_result_in_comfyuis_dtype(remote: RemoteVae, pool: Pool) -> None:
+def test_bands_become_one_result_in_comfyuis_dtype(remote: RemoteVae, pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(1, 2, 5, 4)
-    result = remote.compute("decode", x, {})
+    with caplog.at_level("INFO"):
+        result = remote.compute("decode", x, {})
     assert result.dtype == torch.float16 and torch.equal(result, (x * 2).half())
     assert pool.body["reset"] and not pool.out_of_step
     assert (len(remote.stats.forward_s), remote.stats.exchange_bytes, remote.stats.sent_bytes) == (1, 3, 7)
     assert remote.stats.decision == "decode: 2 of 3 devices, each a band of the frame"
+    assert "SP: VAE of Tests, decode: 2 of 3 devices, each a band of the frame, in" in caplog.text
+    assert "exchanges: 1, 3 B sent by rank 0. Its weights (10 B) stay on the devices until ComfyUI needs the memory" in caplog.text
 
 
 def test_a_result_goes_where_somebody_made_room_for_it(remote: RemoteVae) -> None:

@@ -19,6 +19,7 @@ from ..vae_digest import Digest
 from .progress import Watcher
 from .recipe import Recipe
 from .remote_model import RemoteModel, WorkerSession, asking
+from .report import size
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,9 @@ class RemoteVae(RemoteModel):
         """
         joined = _Joined(self._results, output)
         cost = self._ask("vae", method, {"x": x, "kwargs": kwargs}, "x", joined.take)
-        self._count(joined.stats, cost, f"{method}: {joined.ranks} of {self.ranks} devices, each a band of the frame")
+        decision = f"{method}: {joined.ranks} of {self.ranks} devices, each a band of the frame"
+        self._count(joined.stats, cost, decision)
+        log.info("SP: %s", _line(self._title, decision, cost[0], joined.stats, self.weight_bytes))
         assert joined.whole is not None
         return joined.whole
 
@@ -131,6 +134,13 @@ class RemoteVae(RemoteModel):
     def _count(self, told: dict[str, Any], cost: tuple[float, CallStats], decision: str) -> None:
         self.stats.count(told, *cost)
         self.stats.decision = decision
+
+
+def _line(title: str, decision: str, seconds: float, told: dict[str, Any], weight_bytes: int) -> str:
+    """What a decode or encode cost, and what becomes of the VAE's weights, for a person."""
+    exchanged = f"exchanges: {told['exchanges']}, {size(told['exchange_bytes'])} sent by rank 0"
+    weights = f"Its weights ({size(weight_bytes)}) stay on the devices until ComfyUI needs the memory"
+    return f"VAE of {title}, {decision}, in {seconds:.2f} s; {exchanged}. {weights}"
 
 
 class _Joined:
