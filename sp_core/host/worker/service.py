@@ -15,8 +15,8 @@ from ...comm.lane import make_lane
 from ...errors import SPError
 from ...models.registration import register_models
 from ...parallel.groups import ParallelGroups, ParallelGroupsCache
-from ...parallel.pace import Pace
 from ...parallel.rates import measure_rates
+from ...parallel.slowdown import Slowdown, factor_of
 from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees
 from ...plans import code_of_packs, plan_of, validate
@@ -54,9 +54,10 @@ class HostService:
         self._replay = GraphReplay(context, options["catalogue"])
         self._arrivals = Arrivals(self._replay.packs.module)
         self._residency = Residency(context)
-        self._decider = Decider(context.world_size, context.device, self._measure_rates, self._found_over_the_run)
+        self._decider = Decider(context.world_size, context.device, self._measure_rates)
         self._groups = ParallelGroupsCache(self._make_transport, GROUP_TIMEOUT, lambda: make_lane(context.device))
-        self._pace = Pace(self._groups.stats, context.device)
+        self._slowdown = Slowdown(self._groups.stats)
+        self._slowdown.factor = factor_of(settings.slowed(), context.rank)
         self._alike = ComputesAlike()
         #: why each transport in use was chosen
         self._transport_reasons: weakref.WeakKeyDictionary[Transport, str] = weakref.WeakKeyDictionary()
@@ -102,7 +103,7 @@ class HostService:
         if model.shape is not None:
             qkv = 3 * token_count(model.diffusion_model, call.x) * model.shape.width * model.shape.itemsize
             self._exchange_bytes = qkv // self.context.world_size
-        choice = self._decider.choice(model, call, body["run"])
+        choice = self._decider.choice(model, call)
         groups = self._groups.build(choice.degrees)
         if groups is None:
             return {}  # this rank stays idle
@@ -110,9 +111,8 @@ class HostService:
         whole = gets_whole_data(model.patcher, model.modules, call.options)
         part = 1 if whole else groups.sequence.token_share / choice.degrees.cfg
         self._residency.activate(model, model.activation_bytes(call.x) * part, body["run"])
-        with self._pace.forward() as pace:
+        with self._slowdown.forward():
             output, state = run_forward(model, call, groups, self.context.enter_block)
-            pace.expected_s = self._decider.expected_s(model, call, choice, self.context.rank) if state.was_split else 0.0
         self._residency.show_memory(model)
         if settings.verify_ranks() and choice.degrees.ranks == self.context.world_size:
             check_ranks_agree(output)
@@ -219,11 +219,7 @@ class HostService:
         """Collective over all ranks."""
         everyone = self._groups.build(Degrees(1, 1, self.context.world_size))
         assert everyone is not None
-        return measure_rates(everyone.sequence.all_ranks, self.context.device, dtype, slowed=self._pace.factor(self.context.rank))
-
-    def _found_over_the_run(self) -> list[float]:
-        """How many times as long as its rates say each rank took since this was asked last. Collective over all ranks."""
-        return self._pace.of_all_ranks(self.context.rank)
+        return measure_rates(everyone.sequence.all_ranks, self.context.device, dtype, slowed=self._slowdown.factor)
 
     def _make_transport(self, group: Any) -> Transport:
         transport, reason = make_transport(
@@ -237,7 +233,7 @@ class HostService:
             remembered=self._transport_times,
         )
         self._transport_reasons[transport] = reason
-        transport.on_enter = self._pace.entering(self.context.enter_collective)
+        transport.on_enter = self._slowdown.entering(self.context.enter_collective)
         return transport
 
 
