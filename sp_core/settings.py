@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 
 #: names of the variables, for messages
 STALL_TIMEOUT = "SP_TIMEOUT_S"
@@ -86,23 +85,9 @@ def head_groups() -> int:
         return 0
 
 
-def may_be_slowed() -> bool:
-    """Ranks are slowed down on purpose, now or later."""
-    return _switch(SLOWED)
-
-
 def slowed() -> str:
-    """Which ranks take longer than they could, for benchmarks, as :func:`sp_core.parallel.slowdown.factor_of` reads it.
-
-    The variable holds the text, or the path of a file that holds it, so that it can change between runs.
-    """
-    text = os.environ.get(SLOWED, "").strip()
-    if not os.path.isabs(text):
-        return text
-    try:
-        return Path(text).read_text().strip()
-    except OSError:
-        return ""
+    """Which ranks take longer than they could, for benchmarks, as :func:`sp_core.parallel.slowdown.factor_of` reads it."""
+    return os.environ.get(SLOWED, "").strip()
 
 
 def _seconds(variable: str, default: float) -> float:

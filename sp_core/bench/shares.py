@@ -116,18 +116,13 @@ class _Bench:
 
     @torch.inference_mode()
     def _shared_out(self, shares: Shares | None) -> None:
-        self._transport.stats.reset()
-        self._slowdown.begin()
         sequence = SequenceGroup(self._transport, self._transport, shares=shares)
-        with Engine(REFERENCE, sequence).installed(self._model):
+        with self._slowdown.forward(), Engine(REFERENCE, sequence).installed(self._model):
             self._model(**self._arguments)
-        self._slowdown.end()
 
     @torch.inference_mode()
     def _alone(self) -> None:
         """All of it on rank 0."""
-        self._transport.stats.reset()
-        self._slowdown.begin()
-        if self._transport.rank == 0:
-            self._model(**self._arguments)
-        self._slowdown.end()
+        with self._slowdown.forward():
+            if self._transport.rank == 0:
+                self._model(**self._arguments)

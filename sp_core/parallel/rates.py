@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,8 +67,8 @@ def _memory(device: torch.device) -> int:
 
 
 def _properties(device: torch.device) -> object:
-    module: Any = None if device.type == "cpu" else getattr(torch, device.type, None)
-    return module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
+    read = None if device.type == "cpu" else getattr(getattr(torch, device.type, None), "get_device_properties", None)
+    return None if read is None else read(device)
 
 
 def _attention_flops(device: torch.device, dtype: torch.dtype, seconds: float) -> float:

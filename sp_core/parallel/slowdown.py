@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..comm import TransportStats
 from ..errors import SPError
@@ -39,14 +40,25 @@ class Slowdown:
         self._exchanged = 0.0
         self.factor = 1.0
 
-    def begin(self) -> None:
-        """A forward begins; its statistics are new."""
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around one forward, whose statistics begin anew in it. What is exchanged outside follows no work."""
+        self._stats.reset()
         self._since, self._exchanged = self._clock(), 0.0
+        try:
+            yield
+            self.before_exchange()
+        finally:
+            self._since = None
 
-    def end(self) -> None:
-        """A forward has ended: what is exchanged until the next one follows no work."""
-        self.before_exchange()
-        self._since = None
+    def entering(self, enter: Callable[[], None]) -> Callable[[], None]:
+        """What a transport calls when this rank is about to wait for the others: waits for itself before ``enter``."""
+
+        def wait_and_enter() -> None:
+            self.before_exchange()
+            enter()
+
+        return wait_and_enter
 
     def before_exchange(self) -> None:
         """The rank is about to wait for the others."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..layout.sharding import Weights
 from ..layout.shares import Shares, uneven
@@ -11,48 +10,17 @@ from .cost import MeasuredRates
 
 #: what the fastest rank's weight is: shares are that exact, as measurements are
 STEPS = 100
-#: so much faster or slower than its shares say must a rank have been over a run before the next run's shares follow
-HYSTERESIS = 1.15
 
 
-@dataclass(frozen=True)
-class Balance:
-    """How ranks did over a run: ``pace[r]`` is how many times as long rank r took as its measured rates say, the fastest 1."""
-
-    pace: tuple[float, ...] = ()
-
-    def after(self, found: Sequence[float]) -> Balance:
-        """The balance behind a run in which ranks were ``found`` to take so long, on their measured rates, for what they did.
-
-        It stays as it is until some rank is off by more than :data:`HYSTERESIS`, so that shares do not follow noise.
-        """
-        if not found or min(found) <= 0:
-            return self
-        pace = tuple(taken / min(found) for taken in found)
-        known = self.pace or (1.0,) * len(pace)
-        # of ranks that are all slower by as much nothing changes
-        off = [new / old for new, old in zip(pace, known, strict=True)]
-        if max(off) / min(off) <= HYSTERESIS:
-            return self
-        return Balance(() if max(pace) <= HYSTERESIS else pace)
-
-
-def auto_shares(rates: MeasuredRates, activation_bytes: float = 0.0, balance: Balance | None = None) -> Shares | None:
-    """Shares by measured speed; None where ranks are of one kind and none was slower than the others.
+def auto_shares(rates: MeasuredRates, activation_bytes: float = 0.0) -> Shares | None:
+    """Shares by measured speed; None where ranks are of one kind.
 
     Args:
         activation_bytes: that one device would need for all tokens; a rank whose ``room`` is too small for its part gets less.
-        balance: how ranks did over the last run.
     """
-    pace = balance.pace if balance is not None else ()
-    if not rates.linear and not pace:
+    if not rates.linear:
         return None
-    ranks = len(rates.linear or pace)
-    linear, attention = (rate or (rates.flops,) * ranks for rate in (rates.linear, rates.attention))
-    slower = pace or (1.0,) * ranks
-    tokens = [rate / times for rate, times in zip(linear, slower, strict=True)]
-    heads = [rate / times for rate, times in zip(attention, slower, strict=True)]
-    return uneven(Shares(in_steps(within_memory(tokens, rates.room, activation_bytes)), in_steps(heads)))
+    return uneven(Shares(in_steps(within_memory(rates.linear, rates.room, activation_bytes)), in_steps(rates.attention)))
 
 
 def within_memory(speeds: Sequence[float], room: Sequence[float], needed: float) -> list[float]:

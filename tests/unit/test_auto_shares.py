@@ -1,4 +1,4 @@
-"""Shares by measured speed: equal devices get none, memory limits them, and they follow a rank that slows down."""
+"""Shares by measured speed: equal devices get none, and memory limits them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from sp_core.layout import Shares
 from sp_core.planner.cost import MeasuredRates
-from sp_core.planner.shares import Balance, auto_shares, in_steps, within_memory
+from sp_core.planner.shares import auto_shares, in_steps, within_memory
 
 ALIKE = MeasuredRates("alike", 100e12, 25e9)
 #: the second device has half the speed in linear layers, and a quarter in attention
@@ -17,7 +17,6 @@ MIXED = replace(ALIKE, linear=(100e12, 50e12), attention=(80e12, 20e12))
 
 def test_devices_of_one_kind_get_no_shares() -> None:
     assert auto_shares(ALIKE, 1e9) is None
-    assert auto_shares(ALIKE, 1e9, Balance()) is None
 
 
 def test_tokens_follow_linear_layers_and_heads_attention() -> None:
@@ -50,33 +49,3 @@ def test_memory_limits_tokens_and_not_heads() -> None:
 
 def test_every_rank_gets_something() -> None:
     assert in_steps([1.0, 1e-6]) == (100, 1)
-
-
-def runs(*found: tuple[float, float]) -> list[tuple[float, ...]]:
-    balance, seen = Balance(), []
-    for of_run in found:
-        balance = balance.after(of_run)
-        seen.append(tuple(round(times, 3) for times in balance.pace))
-    return seen
-
-
-def test_shares_follow_a_slow_down_and_its_end_in_the_next_run() -> None:
-    assert runs((1, 1), (1, 2), (1, 2), (1, 1), (1, 1)) == [(), (1, 2), (1, 2), (), ()]
-
-
-def test_shares_do_not_follow_noise() -> None:
-    assert runs((1, 1.1), (1.12, 1), (1, 2), (1, 2.2), (1, 1.8), (1, 2.1)) == [(), (), (1, 2), (1, 2), (1, 2), (1, 2)]
-
-
-def test_ranks_that_are_all_slower_keep_their_shares() -> None:
-    assert runs((3, 3), (2, 4), (5, 10)) == [(), (1, 2), (1, 2)]
-
-
-def test_a_run_without_figures_changes_nothing() -> None:
-    assert Balance((1, 2)).after(()) == Balance((1, 2))
-    assert Balance((1, 2)).after((0, 1)) == Balance((1, 2))
-
-
-def test_a_pace_makes_shares_of_devices_of_one_kind() -> None:
-    assert auto_shares(ALIKE, 0, Balance((1.0, 2.0))) == Shares.of((100, 50))
-    assert auto_shares(MIXED, 0, Balance((2.0, 1.0))) == Shares((100, 100), (100, 50))

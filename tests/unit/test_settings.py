@@ -25,6 +25,7 @@ SOURCES = [ROOT / "__init__.py", *(ROOT / "nodes").glob("*.py"), *(ROOT / "sp_co
         (settings.idle_s, "SP_IDLE_S", {None: None, "0": None, "-3": None, "later": None, "0.2": 1.0, "90": 90.0}),
         (settings.trust_patches, "SP_TRUST_PATCHES", {None: False, "": False, "0": False, "1": True}),
         (settings.head_groups, "SP_HEAD_GROUPS", {None: 0, "": 0, "4": 4, "1": 1, "-2": 0, "some": 0}),
+        (settings.slowed, "SP_SLOWED", {None: "", " 1:2 ": "1:2"}),
         (settings.verify_ranks, "SP_VERIFY_RANKS", {None: False, "": False, "0": False, "1": True}),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sp_core import settings
 from sp_core.comm import TransportStats
 from sp_core.errors import SPError
 from sp_core.parallel.slowdown import Slowdown, factor_of
@@ -39,38 +38,38 @@ def test_a_slowed_rank_waits_in_proportion_to_its_work_and_not_to_its_exchanges(
     time, stats = Time(), TransportStats()
     slowdown = Slowdown(stats, time.wait, lambda: time.now)
     slowdown.factor = 3.0
-    slowdown.begin()
-    time.now += 0.5  # work
-    slowdown.before_exchange()
-    assert time.waited == [1.0]
-    time.now += 10.0
-    stats.seconds += 10.0  # an exchange
-    time.now += 0.25
-    slowdown.before_exchange()
-    assert time.waited == [1.0, 0.5]
-    time.now += 1.0
-    slowdown.end()
+    entered: list[float] = []
+    enter = slowdown.entering(lambda: entered.append(time.now))
+    with slowdown.forward():
+        time.now += 0.5  # work
+        enter()
+        assert (time.waited, entered) == ([1.0], [1.5])
+        time.now += 10.0
+        stats.seconds += 10.0  # an exchange
+        time.now += 0.25
+        enter()
+        assert time.waited == [1.0, 0.5]
+        time.now += 1.0
     assert time.waited == [1.0, 0.5, 2.0]
     time.now += 9.0
-    slowdown.before_exchange()  # outside a forward
+    enter()  # outside a forward
     assert len(time.waited) == 3
 
 
 def test_a_rank_at_full_speed_never_waits() -> None:
     time = Time()
     slowdown = Slowdown(TransportStats(), time.wait, lambda: time.now)
-    slowdown.begin()
-    time.now += 1
-    slowdown.before_exchange()
-    slowdown.end()
+    with slowdown.forward():
+        time.now += 1
+        slowdown.before_exchange()
     assert time.waited == []
 
 
-def test_a_file_says_who_is_slowed_and_can_change(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "slowed"
-    monkeypatch.setenv(settings.SLOWED, str(file))
-    assert settings.slowed() == "" and settings.may_be_slowed()
-    file.write_text("1:2\n")
-    assert settings.slowed() == "1:2"
-    monkeypatch.setenv(settings.SLOWED, "2:3")
-    assert settings.slowed() == "2:3"
+def test_a_forward_that_fails_leaves_no_wait_behind() -> None:
+    time = Time()
+    slowdown = Slowdown(TransportStats(), time.wait, lambda: time.now)
+    slowdown.factor = 2.0
+    with pytest.raises(ZeroDivisionError), slowdown.forward():
+        time.wait(1 / 0)
+    slowdown.before_exchange()
+    assert time.waited == []

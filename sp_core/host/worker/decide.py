@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -13,9 +13,9 @@ from ... import settings
 from ...comm import TransportStats
 from ...layout import Shares
 from ...planner.choose import DegreeChoice, choose
-from ...planner.cost import MeasuredRates, rank_compute_s
+from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees, requested_shares
-from ...planner.shares import Balance, auto_shares
+from ...planner.shares import auto_shares
 from ...plans.override import OVERRIDE
 from ...plans.shape import token_count
 from .forward_call import ForwardCall
@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 
 #: choices that are remembered: some for each stage of a workflow are enough
 REMEMBERED = 64
-#: runs whose shares are remembered: those of models that take turns
-REMEMBERED_RUNS = 8
 #: of a device's memory, what activations and weights can have together, and what activations get beside any weights
 MOST_ACTIVATIONS, LEAST_ACTIVATIONS = 0.9, 0.3
 
@@ -35,33 +33,19 @@ MOST_ACTIVATIONS, LEAST_ACTIVATIONS = 0.9, 0.3
 class Decider:
     """Chooses degrees, once for equal facts: all that a choice rests on is an argument of the function that is remembered."""
 
-    def __init__(
-        self,
-        world_size: int,
-        device: torch.device,
-        measure: Callable[[torch.dtype], MeasuredRates],
-        found: Callable[[], Sequence[float]] = tuple,
-    ) -> None:
-        """
-        Args:
-            measure: what the devices and their links do in a second, computing in a dtype; called once for each.
-            found: how many times as long as its rates say each rank took over the last run; empty where nobody knows. Called when
-                another run begins.
-        """
-        self._found, self._run = found, 0
-        #: how ranks did before each of the newest runs: what a model keeps between forwards must find its shares
-        self._balances: dict[int, Balance] = {0: Balance()}
+    def __init__(self, world_size: int, device: torch.device, measure: Callable[[torch.dtype], MeasuredRates]) -> None:
+        """``measure``: what the devices and their links do in a second, computing in a dtype; called once for each."""
         self._world_size, self._device, self._measure = world_size, device, measure
         self._rates: dict[torch.dtype, MeasuredRates] = {}
         self._choose = lru_cache(maxsize=REMEMBERED)(choose)
 
-    def choice(self, model: LoadedModel, call: ForwardCall, run: int | None = None) -> DegreeChoice:
-        """Degrees of one forward of a sampling run. Collective in the first call in a dtype, which measures, and in the first of a run."""
+    def choice(self, model: LoadedModel, call: ForwardCall) -> DegreeChoice:
+        """Degrees of one forward. Collective in the first call in a dtype, which measures."""
         if model.alone is not None:
             return DegreeChoice(Degrees(), self._world_size)
         # a model that keeps something between forwards must find it split the same way
         one_batch = model.plan.keeps_state or wants_whole_batch(model.patcher, model.modules, call.options)
-        shares = self._shares(model, call, self._balance(run))
+        shares = self._shares(model, call)
         return self._choose(
             self._world_size,
             1 if one_batch else call.conditionings,
@@ -75,26 +59,16 @@ class Decider:
             shares=shares,
         )
 
-    def _balance(self, run: int | None) -> Balance:
-        """How ranks did before ``run``, a number that grows with each run."""
-        if run is not None and run > self._run:
-            self._balances[run] = self._balances[self._run].after(self._found())
-            if self._balances[run] != self._balances[self._run]:
-                log.info("over the last run ranks took %s times as long as measured", self._balances[run].pace or "equally many")
-            self._run = run
-            self._balances = dict(list(self._balances.items())[-REMEMBERED_RUNS:])
-        return self._balances.get(self._run if run is None else run, Balance())
-
-    def _shares(self, model: LoadedModel, call: ForwardCall, balance: Balance) -> Shares | None:
+    def _shares(self, model: LoadedModel, call: ForwardCall) -> Shares | None:
         if call.requested.shares.strip() != "auto":
             return requested_shares(call.requested.shares, self._world_size)
         rates = self.rates(call.x.dtype)
         if not rates.room:
-            return auto_shares(rates, balance=balance)
+            return auto_shares(rates)
         # weights that do not fit beside activations leave the device, but not all of them
         weights = model.patcher.model_size()
         room = tuple(max(MOST_ACTIVATIONS * total - weights, LEAST_ACTIVATIONS * total) for total in rates.room)
-        return auto_shares(replace(rates, room=room), model.activation_bytes(call.x), balance)
+        return auto_shares(replace(rates, room=room), model.activation_bytes(call.x))
 
     def rates(self, dtype: torch.dtype) -> MeasuredRates:
         """What the devices compute in ``dtype`` and their links carry, measured at the first use."""
@@ -102,13 +76,6 @@ class Decider:
             self._rates[dtype] = self._measure(dtype)
             log.info("measured in %s: %s", dtype, self._rates[dtype].describe())
         return self._rates[dtype]
-
-    def expected_s(self, model: LoadedModel, call: ForwardCall, choice: DegreeChoice, rank: int) -> float:
-        """Seconds that ``rank`` computes in this forward by its measured rates; 0 where the model's shape is not known."""
-        if model.shape is None:
-            return 0.0
-        rows, tokens = call.conditionings // choice.degrees.cfg, token_count(model.diffusion_model, call.x)
-        return sum(rank_compute_s(model.shape, tokens, rows, self.rates(call.x.dtype), choice.degrees, choice.shares, rank))
 
     def may_idle(self, model: LoadedModel) -> bool:
         """Whether devices may be left idle. CPU workers exist for tests: all of them work, however slow that is."""

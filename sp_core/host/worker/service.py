@@ -15,8 +15,8 @@ from ...comm.lane import make_lane
 from ...errors import SPError
 from ...models.registration import register_models
 from ...parallel.groups import ParallelGroups, ParallelGroupsCache, WeightGroup
-from ...parallel.pace import Pace
 from ...parallel.rates import measure_rates
+from ...parallel.slowdown import Slowdown, factor_of
 from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees, RequestedDegrees
 from ...plans import SequencePlan, code_of_packs, plan_of, plan_without, validate
@@ -58,10 +58,11 @@ class HostService:
         self._replay = GraphReplay(context, options["catalogue"])
         self._arrivals = Arrivals(self._replay.packs.module)
         self._residency = Residency(context)
-        self._decider = Decider(context.world_size, context.device, self._measure_rates, self._found_over_the_run)
+        self._decider = Decider(context.world_size, context.device, self._measure_rates)
         self._compilers = Compilers(context)
         self._groups = ParallelGroupsCache(self._make_transport, GROUP_TIMEOUT, lambda: make_lane(context.device))
-        self._pace = Pace(self._groups.stats, context.device)
+        self._slowdown = Slowdown(self._groups.stats)
+        self._slowdown.factor = factor_of(settings.slowed(), context.rank)
         self._alike = ComputesAlike()
         #: why each transport in use was chosen
         self._transport_reasons: weakref.WeakKeyDictionary[Transport, str] = weakref.WeakKeyDictionary()
@@ -109,7 +110,7 @@ class HostService:
         if model.shape is not None:
             qkv = 3 * token_count(model.diffusion_model, call.x) * model.shape.width * model.shape.itemsize
             self._exchange_bytes = qkv // self.context.world_size
-        choice = self._decider.choice(model, call, body["run"])
+        choice = self._decider.choice(model, call)
         groups = self._groups.build(choice.degrees)
         weights = self._weight_group(choice_of_weights(model, call.requested, choice.degrees.ranks), choice.degrees.ranks)
         if groups is None:
@@ -121,9 +122,8 @@ class HostService:
             model, model.activation_bytes(call.x) * part, body["run"], 0 if weights is None else weights.transport.world_size
         )
         granted = self._compilers.grant(model, call, groups, shares_weights=weights is not None)
-        with self._pace.forward() as pace:
+        with self._slowdown.forward():
             output, state = run_forward(model, call, groups, self.context.enter_block, granted.compiler, weights)
-            pace.expected_s = self._decider.expected_s(model, call, choice, self.context.rank) if state.was_split else 0.0
         self._residency.show_memory(model)
         if settings.verify_ranks() and choice.degrees.ranks == self.context.world_size:
             check_ranks_agree(output)
@@ -243,11 +243,7 @@ class HostService:
         """Collective over all ranks."""
         everyone = self._groups.build(Degrees(1, 1, self.context.world_size))
         assert everyone is not None
-        return measure_rates(everyone.sequence.all_ranks, self.context.device, dtype, slowed=self._pace.factor(self.context.rank))
-
-    def _found_over_the_run(self) -> list[float]:
-        """How many times as long as its rates say each rank took since this was asked last. Collective over all ranks."""
-        return self._pace.of_all_ranks(self.context.rank)
+        return measure_rates(everyone.sequence.all_ranks, self.context.device, dtype, slowed=self._slowdown.factor)
 
     def _make_transport(self, group: Any) -> Transport:
         transport, reason = make_transport(
@@ -261,7 +257,7 @@ class HostService:
             remembered=self._transport_times,
         )
         self._transport_reasons[transport] = reason
-        transport.on_enter = self._pace.entering(self.context.enter_collective)
+        transport.on_enter = self._slowdown.entering(self.context.enter_collective)
         return transport
 
 
