@@ -214,6 +214,10 @@ class Engine:
             return None
 
         undo.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
+        self._hook_inside(block, blocks, index, state, undo)
+        undo.callback(block.register_forward_hook(after, with_kwargs=True).remove)
+
+    def _hook_inside(self, block: nn.Module, blocks: Blocks, index: int, state: ForwardState, undo: contextlib.ExitStack) -> None:
         where = [f"{attention.module or 'attention'} of block {index}" for attention in blocks.attentions]
         if self._compiler is None:
             self._hook_attentions(block, blocks, where, state, undo)
@@ -224,7 +228,6 @@ class Engine:
             _put(block, "forward", compiled, undo)
         for path, join in blocks.joined.items():
             undo.callback(block.get_submodule(path).register_forward_hook(joined_by(join, self.sequence, state)).remove)
-        undo.callback(block.register_forward_hook(after, with_kwargs=True).remove)
 
     def _split(self, model: nn.Module, blocks: Blocks, call: Arguments, state: ForwardState) -> None:
         """The first block decides how the sequence lies over the ranks."""
