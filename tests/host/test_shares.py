@@ -5,34 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from campaign import parameters
 from host.graphs import SETTINGS, TOLERANCE, Branch, Case, Graph, compare, latent, load, read, relative, sample, text
 from host.test_degrees import ltxav, wan
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
-
-REQUESTS: list[tuple[Case, str, dict[str, Any], str]] = [
-    (wan, "cpu:2", {"cfg_split": 1, "shares": "3,1"}, "Ulysses 2, "),
-    (wan, "cpu:2", {"cfg_split": 1, "ring": 2, "shares": "3,1"}, "ring 2, "),
-    (wan, "cpu:2", {"cfg_split": 1, "layout": "tiles", "shares": "1,2"}, "Ulysses 2, tiles "),
-    (wan, "cpu:2", {"cfg_split": 2, "shares": "3,1"}, "CFG 2, "),
-    (wan, "cpu:3", {"cfg_split": 1, "ring": 1, "shares": "2,1,1"}, "Ulysses 3, "),
-    (wan, "cpu:3", {"ring": 3, "layout": "tiles", "shares": "5,3,1"}, "ring 3, tiles "),
-    (ltxav, "cpu:2", {"cfg_split": 1, "shares": "5,3"}, "Ulysses 2, "),
-    (ltxav, "cpu:3", {"layout": "flat", "shares": "2,1,1"}, "Ulysses 3, flat"),
-]
-
-
-@pytest.mark.parametrize(
-    ("case", "devices", "requested", "words"),
-    REQUESTS,
-    ids=[f"{case.__name__} {' '.join(map(str, more.values()))}" for case, _, more, _ in REQUESTS],
-)
-def test_same_as_stock(server: ComfyServer, case: Case, devices: str, requested: dict[str, Any], words: str) -> None:
-    made = compare(server, case, devices, **requested)
-    assert words in made.decision
-    # the halves of the batch are as large, whatever their devices' shares
-    told = f"shares {requested['shares'].replace(',', ':')}" in made.decision
-    assert told == (requested.get("cfg_split") != 2)
 
 
 def test_named_shares_split_the_tokens_and_not_the_batch(server: ComfyServer) -> None:
@@ -70,3 +47,27 @@ def test_shares_that_do_not_fit_the_devices_are_refused(server: ComfyServer, sha
     branch.add("SPTestSaveLatent", samples=wan(branch), name="never")
     with pytest.raises(PromptFailed, match=message):
         server.queue(graph.prompt)
+
+
+#: those on as many devices follow one another, as a pool ends where another list of devices comes
+PLAIN: list[tuple[Case, str, dict[str, Any], str]] = [
+    (wan, "cpu:2", {"cfg_split": 1, "shares": "3,1"}, "Ulysses 2, "),
+    (wan, "cpu:2", {"cfg_split": 1, "ring": 2, "shares": "3,1"}, "ring 2, "),
+    (wan, "cpu:2", {"cfg_split": 1, "layout": "tiles", "shares": "1,2"}, "Ulysses 2, tiles "),
+    (wan, "cpu:2", {"cfg_split": 2, "shares": "3,1"}, "CFG 2, "),
+    (ltxav, "cpu:2", {"cfg_split": 1, "shares": "5,3"}, "Ulysses 2, "),
+    (ltxav, "cpu:3", {"layout": "flat", "shares": "2,1,1"}, "Ulysses 3, flat"),
+]
+SELDOM: list[tuple[Case, str, dict[str, Any], str]] = [
+    (wan, "cpu:3", {"cfg_split": 1, "ring": 1, "shares": "2,1,1"}, "Ulysses 3, "),
+    (wan, "cpu:3", {"ring": 3, "layout": "tiles", "shares": "5,3,1"}, "ring 3, tiles "),
+]
+
+
+@pytest.mark.parametrize(("case", "devices", "requested", "words"), parameters(plain=PLAIN, campaign=SELDOM), ids=str)
+def test_same_as_stock(server: ComfyServer, case: Case, devices: str, requested: dict[str, Any], words: str) -> None:
+    made = compare(server, case, devices, **requested)
+    assert words in made.decision
+    # the halves of the batch are as large, whatever their devices' shares
+    told = f"shares {requested['shares'].replace(',', ':')}" in made.decision
+    assert told == (requested.get("cfg_split") != 2)

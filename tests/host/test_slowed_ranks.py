@@ -17,6 +17,7 @@ def own_environment() -> dict[str, str]:
     return {settings.SLOWED: "1:4"}
 
 
+@pytest.mark.campaign
 def test_a_slow_rank_gets_less_of_the_work(own: ComfyServer) -> None:
     decision = compare(own, wan, "cpu:2", cfg_split=1).decision
     found = re.search(r"shares 100:(\d+)", decision)
