@@ -186,8 +186,11 @@ class RemoteModel:
         self._session.release(self, device)
 
     def share_memory(self, places: Sequence[Sequence[Any]]) -> None:
-        """The workers' weights lie at ``places`` in files: this process needs no copy of its own. See :func:`.one_copy.share_memory`."""
-        if self.local is not None:
+        """The workers' weights lie at ``places`` in files: this process needs no copy of its own. See :func:`.one_copy.share_memory`.
+
+        With accelerators ComfyUI may have pinned the memory of its own copy, and would not learn that it is gone.
+        """
+        if self.local is not None and all(device.kind == "cpu" for device in self.devices):
             share_memory(self.local, places)
 
     def headroom(self, free: int, device: torch.device) -> int:
