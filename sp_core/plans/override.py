@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from einops import rearrange
 from torch import Tensor
 
 from ..attention.joint import joint_attention
@@ -96,7 +95,7 @@ class ExchangedAttention:
         heads_first = kwargs.pop("skip_reshape", False)
         keep_heads_first = kwargs.pop("skip_output_reshape", False)
         if heads_first:
-            q, k, v = (rearrange(x, "B H t D -> B t H D") for x in (q, k, v))
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, t, D) -> (B, t, H, D)
         else:
             # SD3 hands over values that have their heads apart already
             q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
@@ -112,7 +111,7 @@ class ExchangedAttention:
         self.replicated = self._replicated_in(q)
         mask = self._of_all_keys(mask, k.size(1))
         out_BtHD = self._way(mask)(q, k, v, mask, kwargs.get("scale"), local)
-        return rearrange(out_BtHD, "B t H D -> B H t D" if keep_heads_first else "B t H D -> B t (H D)")
+        return out_BtHD.transpose(1, 2) if keep_heads_first else out_BtHD.flatten(2)
 
     def container_function(self, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> Tensor:
         """ComfyUI since 0.33 may hand over tensors in single-owner containers; it then calls this name and names no function."""
@@ -247,13 +246,13 @@ class ExchangedAttention:
     ) -> Tensor:
         """Attention of this rank's heads over all tokens, by whoever is in charge of attention: (B, T, h, D)."""
         heads = q_BThD.size(2)
-        flat = [rearrange(x, "B T h D -> B T (h D)") for x in (q_BThD, k_BThD, v_BThD)]
+        flat = [x.flatten(2) for x in (q_BThD, k_BThD, v_BThD)]
         if isinstance(mask, HeldMask):
             out = mask.attention(*flat, heads, mask.mask, kwargs.get("attn_precision"), kwargs["transformer_options"])
         else:
             call = {**kwargs, "mask": mask}
             out = function(*flat, heads, **call) if self.users is None else self.users(function, *flat, heads, **call)
-        return rearrange(out, "B T (h D) -> B T h D", h=heads)
+        return out.unflatten(2, (heads, -1))  # (B, T, h D) -> (B, T, h, D)
 
     def _replicated_in(self, q_BtHD: Tensor) -> int:
         """How many of a call's tokens are replicated ones: none where a joint call site attends to the stream alone (SD3.5 medium)."""

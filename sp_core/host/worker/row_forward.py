@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 
 from ...errors import SPError
 from ...parallel.groups import ParallelGroups
+from ...plans import SequencePlan
 from ...plans.engine import EnterBlock
 from ...plans.unplanned import blocks_in
 from ..block_skips import put_skips
@@ -72,8 +73,10 @@ def why_unsplit(model: LoadedModel, call: ForwardCall) -> str:
         return "in a ring, which SP Model Patch was asked for and text in the attention does not allow"
     if not plan.strict and requested.layout == "tiles" and plan.tiles is None:
         return "in tiles, which SP Model Patch was asked for"
+    if model.unsplit or plan.rows_where is SequencePlan.rows_where:
+        return model.unsplit
     options = transformer_options(model.patcher, call.options)
-    return model.unsplit or plan.rows_where({**call.named, **call.extra, "transformer_options": options})
+    return plan.rows_where({**call.named, **call.extra, "transformer_options": options})
 
 
 def row_choice(model: LoadedModel, call: ForwardCall, world_size: int, unsplit: str = "") -> RowChoice:
