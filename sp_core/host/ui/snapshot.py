@@ -52,12 +52,14 @@ class _Dictionaries:
     def __init__(self, where: Sequence[Mapping[Any, Any]]) -> None:
         self._where = where
         self._sizes = list(map(len, where))
+        #: most have nothing in them, as few modules have hooks
+        self._filled = [held for held in where if held]
         self._names = list(chain.from_iterable(where))
-        self._values = list(_values(where))
+        self._values = list(_values(self._filled))
 
     def same(self) -> bool:
         """Nothing is another object than it was."""
-        return list(map(len, self._where)) == self._sizes and not any(map(is_not, _values(self._where), self._values))
+        return list(map(len, self._where)) == self._sizes and not any(map(is_not, _values(self._filled), self._values))
 
     def changed(self) -> Iterator[list[tuple[str, Any, Any]]]:
         """(name, value then, value now) of what changed, for each dictionary; ``MISSING`` where there is none."""
