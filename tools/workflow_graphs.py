@@ -8,6 +8,7 @@ from typing import Any
 _WAN22 = "https://huggingface.co/Comfy-Org/Wan_2.2_ComfyUI_Repackaged/resolve/main/split_files"
 _WAN21 = "https://huggingface.co/Comfy-Org/Wan_2.1_ComfyUI_repackaged/resolve/main/split_files"
 _LONGCAT = "https://huggingface.co/Kijai/LongCat-Video_comfy/resolve/main"
+_AVATAR = "https://huggingface.co/Kijai/WanVideo_comfy/resolve/main/LongCat"
 _LTX2 = "https://huggingface.co/Lightricks/LTX-2/resolve/main"
 _LTX2_SPLIT = "https://huggingface.co/Comfy-Org/ltx-2/resolve/main/split_files"
 _LTX23 = "https://huggingface.co/Lightricks/LTX-2.3/resolve/main"
@@ -26,6 +27,12 @@ MODELS = {
     "umt5_xxl_fp8_e4m3fn_scaled.safetensors": ("text_encoders", f"{_WAN21}/text_encoders"),
     "LongCat_TI2V_comfy_fp8_e4m3fn_scaled_KJ.safetensors": ("diffusion_models", _LONGCAT),
     "LongCat_refinement_lora_rank128_bf16.safetensors": ("loras", _LONGCAT),
+    "LongCat-Avatar-15_bf16.safetensors": ("diffusion_models", _AVATAR),
+    "LongCat-Avatar-15_dmd_distill_lora_rank128_bf16.safetensors": ("loras", _AVATAR),
+    "whisper_large_v3_fp16.safetensors": (
+        "audio_encoders",
+        "https://huggingface.co/Comfy-Org/HuMo_ComfyUI/resolve/main/split_files/audio_encoders",
+    ),
     "ltx-2-19b-dev-fp8.safetensors": ("checkpoints", _LTX2),
     "gemma_3_12B_it_fp4_mixed.safetensors": ("text_encoders", f"{_LTX2_SPLIT}/text_encoders"),
     "ltx-2.3-22b-dev-fp8.safetensors": ("checkpoints", "https://huggingface.co/Lightricks/LTX-2.3-fp8/resolve/main"),
@@ -49,6 +56,7 @@ _HARBOUR = (
     "A fishing boat leaves a small harbour at dawn. The engine chugs, gulls cry, waves slap against the hull. The camera stands on "
     "the pier and slowly turns after the boat as it passes the lighthouse."
 )
+_SPEAKER = "A person looks into the camera and speaks calmly, the head moves a little, daylight, a plain background."
 _MODEL_COLUMN, _PROMPT_COLUMN, _PATCH_COLUMN, _SAMPLE_COLUMN, _OUTPUT_COLUMN = 0, 420, 900, 1240, 1640
 
 
@@ -93,7 +101,7 @@ class Graph:
 
 
 def all_graphs() -> list[Graph]:
-    return [wan22_14b(), wan22_14b_i2v(), wan22_5b(), wan21(), ltx2(), ltx2_i2v(), ltx23(), longcat(), longcat_refine()]
+    return [wan22_14b(), wan22_14b_i2v(), wan22_5b(), wan21(), ltx2(), ltx2_i2v(), ltx23(), longcat(), longcat_refine(), longcat_avatar()]
 
 
 def _patch(graph: Graph, model: Wire, x: int, y: int, title: str | None = None) -> Node:
@@ -348,6 +356,58 @@ def longcat_refine() -> Graph:
     images = graph.add("VAEDecode", _OUTPUT_COLUMN, 40, None, (270, 60), samples=sampled[0], vae=shared[0])
     _video(graph, images[0], 30, "video/longcat_refined", 150)
     return graph
+
+
+def longcat_avatar() -> Graph:
+    graph = Graph(
+        "longcat_avatar_ai2v",
+        "## LongCat-Video-Avatar 1.5: a picture speaks, on all GPUs\n\nTwo pieces of 93 frames at 25 frames a second; the second goes on "
+        "behind the last 13 frames of the first. Copy the second piece for longer speech. Speech should be the voice alone.\n\n"
+        "**Distillation LoRA**: 8 steps, both scales of the guiders at 1. Without it: schedule `base`, 50 steps, shift 7, both scales 4; "
+        "a higher `cfg_cond2_negative` follows the speech more closely.\n\n**Two persons**: connect `audio_2`, `mask_1` and `mask_2` of "
+        "both pieces.\n\n`devices`: `auto` takes every GPU, `0,1` takes these two.",
+    )
+    model, clip, vae, sound, image = _avatar_models(graph)
+    positive, negative = _prompts(graph, clip, _SPEAKER, _LONGCAT_NEGATIVE)
+    audio = graph.add("LoadAudio", _PROMPT_COLUMN, 540, "Speech", (430, 140), audio="speech.wav")
+    heard = graph.add("SPLongCatAvatarAudio", _PROMPT_COLUMN, 730, None, (430, 60), audio_encoder=sound, audio=audio[0])
+    patch = _patch(graph, model, _PATCH_COLUMN, 40)
+    cached = graph.add("SPLongCatKVCache", _PATCH_COLUMN, 270, None, (290, 60), model=patch[0], device="gpu")
+    graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 390)
+    sampler = graph.add("KSamplerSelect", _PATCH_COLUMN, 400, None, (290, 60), sampler_name="euler")
+    sigmas = graph.add("SPLongCatSigmas", _PATCH_COLUMN, 510, None, (290, 140), schedule="avatar_distill", steps=8, shift=7.0)
+    noise = graph.add("RandomNoise", _PATCH_COLUMN, 700, None, (290, 90), noise_seed=42)
+    shared = {"positive": positive[0], "negative": negative[0], "vae": vae, "audio_1": heard[0], "image": image}
+    how = {"noise": noise[0], "sampler": sampler[0], "sigmas": sigmas[0]}
+    first = _avatar_piece(graph, 40, cached[0], shared, how)
+    second = _avatar_piece(graph, 890, cached[0], {**shared, "previous_frames": first}, how)
+    new = graph.add("ImageFromBatch", _OUTPUT_COLUMN, 890, "Cut off what repeats", (270, 90), image=second, batch_index=13, length=4096)
+    joined = graph.add("ImageBatch", _OUTPUT_COLUMN, 1030, None, (270, 60), image1=first, image2=new[0])
+    _video(graph, joined[0], 25, "video/longcat_avatar", 150, audio[0])
+    return graph
+
+
+def _avatar_models(graph: Graph) -> tuple[Wire, Wire, Wire, Wire, Wire]:
+    """Model with LoRA, text encoder, VAE, audio encoder, picture."""
+    unet = graph.add("UNETLoader", _MODEL_COLUMN, 40, None, (360, 90), unet_name="LongCat-Avatar-15_bf16.safetensors")
+    lora = {"lora_name": "LongCat-Avatar-15_dmd_distill_lora_rank128_bf16.safetensors", "strength_model": 1.0}
+    lora = graph.add("LoraLoaderModelOnly", _MODEL_COLUMN, 180, None, (360, 90), model=unet[0], **lora)
+    clip = graph.add("CLIPLoader", _MODEL_COLUMN, 320, None, (360, 110), clip_name="umt5_xxl_fp8_e4m3fn_scaled.safetensors", type="wan")
+    vae = graph.add("VAELoader", _MODEL_COLUMN, 480, None, (360, 60), vae_name="wan_2.1_vae.safetensors")
+    sound = graph.add("AudioEncoderLoader", _MODEL_COLUMN, 590, None, (360, 60), audio_encoder_name="whisper_large_v3_fp16.safetensors")
+    graph.group("Models", _MODEL_COLUMN - 20, -40, 400, 710)
+    image = graph.add("LoadImage", _MODEL_COLUMN, 720, "First frame", (360, 330), image="example.png")
+    return lora[0], clip[0], vae[0], sound[0], image[0]
+
+
+def _avatar_piece(graph: Graph, y: int, model: Wire, piece: dict[str, Wire], how: dict[str, Wire]) -> Wire:
+    """One piece of a video in the sampling column: its frames."""
+    made = graph.add("SPLongCatAvatar", _SAMPLE_COLUMN, y, None, (340, 330), **piece, width=832, height=480, length=93)
+    guidance = {"cond1": made[0], "cond2": made[1], "negative": made[2], "cfg_conds": 1.0, "cfg_cond2_negative": 1.0, "style": "regular"}
+    guider = graph.add("DualCFGGuider", _SAMPLE_COLUMN, y + 380, None, (340, 160), model=model, **guidance)
+    sampled = graph.add("SamplerCustomAdvanced", _SAMPLE_COLUMN, y + 590, None, (340, 120), **how, guider=guider[0], latent_image=made[3])
+    images = graph.add("VAEDecode", _SAMPLE_COLUMN, y + 750, None, (340, 60), samples=sampled[0], vae=piece["vae"])
+    return images[0]
 
 
 def _ltx_models(graph: Graph, checkpoint: str) -> tuple[Node, Node, Node]:
