@@ -24,8 +24,9 @@ class SPModelPatch(io.ComfyNode):
             inputs=[
                 io.Model.Input(
                     "model",
-                    tooltip="Any diffusion model. Of most, whole rows of a batch are shared out (positive and negative prompt, several "
-                    f"latents). Of these, the tokens of one video: {', '.join(supported_models())}.",
+                    tooltip="Any diffusion model. Of these the tokens of one video or picture are shared out: "
+                    f"{', '.join(supported_models())}. Of all others, whole rows of a batch (positive and negative prompt, several "
+                    "latents).",
                 ),
                 io.String.Input(
                     "devices",
@@ -48,8 +49,8 @@ class SPModelPatch(io.ComfyNode):
                     default="auto",
                     optional=True,
                     advanced=True,
-                    tooltip="How the video is cut. flat: runs of tokens. tiles: rectangles of the frame, all frames on every device. "
-                    "The result is the same.",
+                    tooltip="How the video or picture is cut. flat: runs of tokens. tiles: rectangles of the frame, all frames on every "
+                    "device. The result is the same.",
                 ),
                 io.Int.Input(
                     "cfg_split",

@@ -133,6 +133,12 @@ def requested_shares(shares: str, world_size: int) -> Shares | None:
     return uneven(Shares.of(whole_numbers(numbers)))
 
 
+def largest_part(shares: str, world_size: int) -> float:
+    """How much of all tokens the device with the most gets, as far as the user named shares: 0.75 for "3,1"."""
+    found = requested_shares(shares, world_size)
+    return 1 / world_size if found is None else max(found.tokens) / sum(found.tokens)
+
+
 def _distance(requested: RequestedDegrees, degrees: Degrees) -> int:
     pairs = ((requested.cfg, degrees.cfg), (requested.ring, degrees.ring), (requested.ulysses, degrees.ulysses))
     return sum(abs(asked - degree) for asked, degree in pairs if asked)

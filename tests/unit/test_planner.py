@@ -11,7 +11,15 @@ from sp_core.errors import SPError
 from sp_core.layout import Shares
 from sp_core.planner.choose import candidates, choose
 from sp_core.planner.cost import MeasuredRates, ModelShape, predict, speed_up
-from sp_core.planner.degrees import NOTHING_REQUESTED, Degrees, RequestedDegrees, check_requested, possible_degrees, requested_shares
+from sp_core.planner.degrees import (
+    NOTHING_REQUESTED,
+    Degrees,
+    RequestedDegrees,
+    check_requested,
+    largest_part,
+    possible_degrees,
+    requested_shares,
+)
 
 WAN_14B = ModelShape("Wan-14B", 40, 40, 128, 22.8 * 5120**2)
 LTX_2 = ModelShape("LTX-2", 48, 32, 128, 32 * 4096**2)
@@ -178,6 +186,11 @@ def test_a_batch_that_does_not_divide_is_refused():
 )
 def test_what_a_user_names_as_shares(text, shares):
     assert requested_shares(text, text.count(",") + 1) == shares
+
+
+@pytest.mark.parametrize(("shares", "part"), [("auto", 0.5), ("equal", 0.5), ("2,2", 0.5), ("3,1", 0.75)])
+def test_the_largest_part_that_a_device_may_get(shares: str, part: float) -> None:
+    assert largest_part(shares, 2) == part
 
 
 @pytest.mark.parametrize(

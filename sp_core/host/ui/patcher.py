@@ -13,7 +13,7 @@ import comfy.utils
 import torch
 from comfy.patcher_extension import WrappersMP
 
-from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees
+from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees, largest_part
 from ...plans import plan_of, plan_without
 from ...pool.devices import WorkerDevice
 from .. import comfy_api
@@ -232,7 +232,7 @@ def make_sp_patcher(
     departure.stand_in = weakref.ref(base.diffusion_model)
     if plan.splits_tokens:
         # the ranks share the activations out, so ComfyUI may batch conditionings where one device could not
-        base.memory_usage_factor = source.model.memory_usage_factor / len(devices)
+        base.memory_usage_factor = source.model.memory_usage_factor * largest_part(requested.shares, len(devices))
     # weights on other devices do not count for this process's own
     size = sp.device_bytes if sp.shares(source.load_device) else 1
     patcher = SPModelPatcher(base, source.load_device, source.offload_device, size=size)
