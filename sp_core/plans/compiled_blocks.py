@@ -79,6 +79,7 @@ class CompiledBlock:
                 return self.compiler.compiled(forward)(self.block, *call.args, **call.kwargs)
         except torch._dynamo.exc.TorchDynamoException as error:
             if runs.ran:
+                self.compiler.refuse(forward, sentence(error))
                 raise  # other ranks have exchanged with this one: to do that again would be out of step
             self.compiler.refuse(forward, sentence(error))
             self.state.note_uncompiled(self.compiler.refused(forward))

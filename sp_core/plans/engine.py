@@ -24,7 +24,7 @@ from ..layout import FlatLayout, SequenceLayout, too_coarse
 from ..weights import Gathering
 from .arguments import Arguments, parameter_names
 from .compiled_blocks import CompiledBlock, Compiler
-from .forward_state import Escaped, ForwardState, ShardRule
+from .forward_state import DoesNotFit, Escaped, ForwardState, ShardRule
 from .host_functions import HostFunctions
 from .override import OVERRIDE, HeldMask, mark
 from .plan import Attention, Blocks, HookPoint, SequencePlan
@@ -376,8 +376,8 @@ class Engine:
                 continue
             try:
                 call.set(name, state.apply(rule, value))
-            except (ValueError, IndexError) as error:
-                raise SPError(f"{self.plan.architecture}: '{name}' does not fit the {state.layout.tokens} tokens: {error}") from error
+            except (ValueError, IndexError) as error:  # of all tokens, so it is one on every rank
+                raise DoesNotFit(self.plan.architecture, name, state.layout.tokens, error) from error
 
     def _gather(self, output_BtC: Tensor, state: ForwardState) -> Tensor:
         gathered = self._all_tokens(output_BtC, state)

@@ -41,6 +41,13 @@ class OtherKeys(Escaped):
         )
 
 
+class DoesNotFit(Escaped):
+    """An argument of the blocks has something for each token, and not for these tokens, as where another node took some away."""
+
+    def __init__(self, architecture: str, name: str, tokens: int, error: Exception) -> None:
+        SPError.__init__(self, f"{architecture}: '{name}' does not fit the {tokens} tokens: {error}")
+
+
 class ForwardState:
     """What the hooks of one forward share. The engine makes a new one for each forward."""
 

@@ -267,7 +267,8 @@ class _Widening:
         device = next((tensor.device for tensor in self._tensors if tensor.device.type != "cpu"), torch.device("cpu"))
         rows = []
         for tensor in self._tensors:
-            found = next(((at, n) for n in (0, state.replicated_tokens) if (at := _dim_of(tensor, self._dim, n + own)) is not None), None)
+            # first with the replicated tokens: a rank's own may be as many as the head dim
+            found = next(((at, n) for n in (state.replicated_tokens, 0) if (at := _dim_of(tensor, self._dim, n + own)) is not None), None)
             if found is not None:
                 self._places[id(tensor)] = found
             at, n = found if found is not None else (-1, 0)

@@ -122,6 +122,11 @@ UNSPLIT = {
     ),
     "a ring": (sampled("flux"), {"ring": 2}, "batch rows 2 + 2, "),
     "tiles": (sampled("flux"), {"layout": "tiles"}, "Flux's tokens are not split in tiles, which SP Model Patch was asked for, so"),
+    "a patch that is told places": (
+        sampled("krea2", patched_by("NAGuidance", nag_scale=5.0, nag_alpha=0.5, nag_tau=1.5)),
+        {},
+        "SingleStreamDiT's tokens are not split with a patch on the attention's output",
+    ),
     "a replaced method": (
         sampled("flux", patched_by("SPTestObjectPatch", name="diffusion_model.forward_orig")),
         {},
@@ -135,7 +140,7 @@ UNSPLIT = {
 }
 
 
-@pytest.mark.parametrize("what", campaign.parameters(plain=["a patch between the blocks", "a ring"], campaign=list(UNSPLIT)[2:]))
+@pytest.mark.parametrize("what", campaign.parameters(plain=list(UNSPLIT)[:2], campaign=list(UNSPLIT)[2:]))
 def test_what_cannot_be_split_is_no_error(server: ComfyServer, what: str) -> None:
     case, requested, told = UNSPLIT[what]
     assert told in compare(server, case, "cpu:2", **requested).sp.report

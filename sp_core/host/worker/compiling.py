@@ -55,20 +55,18 @@ class Compilers:
         self._context = context
         self._compilers: dict[tuple[str, CompileWish], BlockCompiler] = {}
 
-    def grant(self, model: LoadedModel, call: ForwardCall, groups: ParallelGroups, shares_weights: bool = False) -> Granted:
+    def grant(self, model: LoadedModel, call: ForwardCall, groups: ParallelGroups, forbidden: str = "") -> Granted:
         """How the blocks of a forward run, equally on all ranks.
 
         Args:
-            shares_weights: the weights of each block are gathered before it computes.
+            forbidden: why nothing can be compiled, of what only the caller knows.
         """
         # of a node behind SP Model Patch, if there is one
         asked = call.options.get(WISH) or model.compile_wish
         if asked is None:
             return Granted()
         wish, said = wish_of(asked)
-        why = said if wish is None else why_not(model, call, groups)
-        if shares_weights:
-            why = why or "a block's weights are gathered before it computes, and lie in another place each time (weights: shared)"
+        why = said if wish is None else why_not(model, call, groups) or forbidden
         if wish is None or why:
             return Granted(None, why)
         key = (model.plan.architecture, wish)

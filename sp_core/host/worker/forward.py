@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -37,6 +38,7 @@ def run_forward(
     enter_block: EnterBlock,
     compiler: Compiler | None = None,
     weights: WeightGroup | None = None,
+    activate_whole: Callable[[], None] = lambda: None,
 ) -> tuple[Any, ForwardState]:
     """The output for all tokens and conditionings, equal on all ranks of ``groups``, and how they were laid out. Collective.
 
@@ -45,6 +47,7 @@ def run_forward(
         enter_block: called before each block; see :class:`sp_core.plans.Engine`.
         compiler: compiles the blocks, if they are to be.
         weights: gathers the model's shared weights; None where every rank has all of them.
+        activate_whole: makes room for all tokens of this part of the batch, where a forward turns out not to be one that can be split.
     """
     groups.sequence.stats.reset()
     if model.alone is not None:
@@ -52,7 +55,7 @@ def run_forward(
     if groups.cfg is not None:
         call = cfg_split.part_of_call(call, groups.cfg.rank, groups.cfg.world_size)
     with late_forwards(model.diffusion_model, call.options):
-        output, state = _settled(model, call, groups, enter_block, compiler, weights)
+        output, state = _settled(model, call, groups, enter_block, compiler, weights, activate_whole)
     groups.sequence.check()
     if groups.cfg is not None:
         output = cfg_split.join_parts(output, groups.cfg)
@@ -67,6 +70,7 @@ def _settled(
     enter_block: EnterBlock,
     compiler: Compiler | None,
     weights: WeightGroup | None,
+    activate_whole: Callable[[], None],
 ) -> tuple[Any, ForwardState]:
     """A forward in which no code of other packs was shared out that would have needed whole data."""
     contents = Contents(call.named, call.extra, call.options)
@@ -76,10 +80,13 @@ def _settled(
             with _gathering(model, weights) as gathering:
                 output, state = _attempt(model, call, groups, enter_block, probing, compiler, gathering)
         except Escaped as escaped:
-            # on all ranks at the same place, for they run the same code
-            if model.plan.strict:
+            # on all ranks at the same place, for they run the same code; but CFG halves share the gathering of weights and run others
+            if model.plan.strict or (groups.cfg is not None and weights is not None):
                 raise
+            if probing is not None:
+                probing.give_up()
             contents.put_back()
+            activate_whole()
             with _gathering(model, weights) as gathering:
                 return _whole(model, call, enter_block, str(escaped), gathering)
         differing = probing.settle() if probing is not None else []

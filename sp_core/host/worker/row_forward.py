@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_map_only
 
 from ...errors import SPError
 from ...parallel.groups import ParallelGroups
-from ...plans import SequencePlan
 from ...plans.engine import EnterBlock
 from ...plans.unplanned import blocks_in
 from ..block_skips import put_skips
@@ -64,6 +63,10 @@ class RowResult:
     told: str
 
 
+#: ComfyUI's name of patches behind the embedding of the input
+_INPUT_PATCH = "post_input"
+
+
 def why_unsplit(model: LoadedModel, call: ForwardCall) -> str:
     """Why tokens of this forward are not split although its model has a plan; "" where they are, and without a plan."""
     plan, requested = model.plan, call.requested
@@ -73,9 +76,11 @@ def why_unsplit(model: LoadedModel, call: ForwardCall) -> str:
         return "in a ring, which SP Model Patch was asked for and text in the attention does not allow"
     if not plan.strict and requested.layout == "tiles" and plan.tiles is None:
         return "in tiles, which SP Model Patch was asked for"
-    if model.unsplit or plan.rows_where is SequencePlan.rows_where:
+    if model.unsplit or plan.strict:
         return model.unsplit
     options = transformer_options(model.patcher, call.options)
+    if _INPUT_PATCH in (options.get("patches") or {}):
+        return "with a patch on the model's input, which may take tokens away (Flux KV Cache)"
     return plan.rows_where({**call.named, **call.extra, "transformer_options": options})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,6 +44,9 @@ from .row_forward import row_choice, run_rows, why_unsplit
 from .uncompiled import uncompile
 from .verify import check_ranks_agree
 from .weight_choice import choice_of_weights, told_of_weights
+
+#: why blocks with shared weights are not compiled
+_WEIGHTS_MOVE = "a block's weights are gathered before it computes, and lie in another place each time (weights: shared)"
 
 
 class HostService:
@@ -101,9 +105,10 @@ class HostService:
             # a request failed before this one, so the ranks' groups may be out of step
             self._groups.renew()
         model = self._residency[body["key"]]
+        if model.alone is None:
+            self._alike.check(model.patcher)
         objects = None if body["objects"] is None else from_wire(body["objects"])
         call = self._arrivals.complete(ForwardCall.from_body(body), objects, model)
-        self._alike.check(model.patcher)
         unsplit = why_unsplit(model, call)
         if unsplit or not model.plan.splits_tokens:
             return self._forward_of_rows(model, call, body["run"], unsplit)
@@ -117,13 +122,16 @@ class HostService:
             return {}  # this rank stays idle
         groups = groups.in_groups(choice.groups.groups).with_shares(choice.shares)
         whole = gets_whole_data(model.patcher, model.modules, call.options)
-        part = 1 if whole else groups.sequence.token_share / choice.degrees.cfg
-        self._residency.activate(
-            model, model.activation_bytes(call.x) * part, body["run"], 0 if weights is None else weights.transport.world_size
-        )
-        granted = self._compilers.grant(model, call, groups, shares_weights=weights is not None)
+        holders = 0 if weights is None else weights.transport.world_size
+
+        def activate(part: float) -> None:
+            self._residency.activate(model, model.activation_bytes(call.x) * part, body["run"], holders)
+
+        activate(1 if whole else groups.sequence.token_share / choice.degrees.cfg)
+        granted = self._compilers.grant(model, call, groups, "" if weights is None else _WEIGHTS_MOVE)
+        activate_whole = partial(activate, 1 / choice.degrees.cfg)
         with self._slowdown.forward():
-            output, state = run_forward(model, call, groups, self.context.enter_block, granted.compiler, weights)
+            output, state = run_forward(model, call, groups, self.context.enter_block, granted.compiler, weights, activate_whole)
         self._residency.show_memory(model)
         if settings.verify_ranks() and choice.degrees.ranks == self.context.world_size:
             check_ranks_agree(output)
@@ -136,7 +144,7 @@ class HostService:
         groups = self._groups.build(Degrees(1, 1, len(choice.counts)))
         if groups is None:
             return {}  # this rank stays idle
-        granted = self._compilers.grant(model, call, groups)
+        granted = self._compilers.grant(model, call, groups, f"the tokens of this forward are not split {unsplit}")
 
         def activate(rows: int) -> None:
             self._residency.activate(model, model.activation_bytes(call.x) * rows / call.x.size(0), run)
@@ -290,7 +298,9 @@ def _checked(patcher: Any, architecture: str) -> LoadedModel:
     why = _misfit(patcher, plan)
     if why is not None and (plan.strict or not plan.splits_tokens):
         raise why
-    replaced = [] if plan.strict else methods_set_on(inner)
+    # what another branch's patch put there ComfyUI takes back
+    theirs = patcher.object_patches_backup
+    replaced = [] if plan.strict else [name for name in methods_set_on(inner) if f"diffusion_model.{name}" not in theirs]
     unsplit = f"here (a node replaced the model's own {', '.join(replaced)})" if replaced else ""
     alone = code_of_packs(plan if why is None else plan_without(kind), inner, kind)
     return LoadedModel(patcher, plan, alone, unsplit if why is None else f"here ({why})", compile_wish=compile_wish)

@@ -5,7 +5,9 @@ Ideogram 4 and Krea 2 have one sequence, all of which is split.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ..plan import Attention, Blocks, HookPoint, Replicated, SequencePlan
 from ..shard_rules import by_token, first_tokens, joint_by_token
@@ -22,10 +24,23 @@ IDEOGRAM4 = SequencePlan(
     blocks=(Blocks("layers", "x", (Attention("attention"),), {"freqs_cis": by_token(1)}),),
     hook_points=(HookPoint("final_layer", gather=True),),
 )
+
+
+def _rows_of_krea2(inputs: Mapping[str, Any]) -> str:
+    """The model tells such a patch which of all tokens are the picture's, and a rank's tokens have other numbers (ComfyUI's NAGuidance)."""
+    patches = (inputs.get("transformer_options") or {}).get("patches") or {}
+    return (
+        "with a patch on the attention's output, which is told the places of the picture's tokens"
+        if "attn1_output_patch" in patches
+        else ""
+    )
+
+
 KREA2 = SequencePlan(
     architecture="SingleStreamDiT",
     title="Krea 2",
     covers="text to picture, reference latents",
+    rows_where=_rows_of_krea2,
     # freqs: (B, 1, T, D / 2, 2, 2); from timestep_zero_index on tokens have a timestep of their own
     blocks=(Blocks("blocks", "x", (Attention("attn"),), {"freqs": by_token(2), "timestep_zero_index": first_tokens}),),
     hook_points=(HookPoint("last", gather=True),),

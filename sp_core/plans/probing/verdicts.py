@@ -144,6 +144,19 @@ class Probing:
             self._drawn.restore()
         return names
 
+    def give_up(self) -> None:
+        """The forward is computed again without this extension: what was drawn in it is drawn again. Collective.
+
+        Raises:
+            SPError: code in it keeps state, and would count the forward twice.
+        """
+        if self._any_rank([self.verdicts.state_changed()])[0]:
+            raise SPError(
+                "A forward cannot be shared between devices, and cannot be computed again as a whole, as other nodes' code in it keeps "
+                "state. Remove the node, or SP Model Patch"
+            )
+        self._drawn.restore()
+
     def _any_rank(self, flags: Sequence[bool]) -> list[bool]:
         """Of each flag, whether it is up on any rank."""
         own = torch.tensor([[[float(flag) for flag in flags]]], device=self._device)
