@@ -102,7 +102,16 @@ def a_patched_model_goes_with_its_last_clone() -> None:
     module = comfy.ldm.wan.model.WanModel(**shape, dtype=torch.float32, device="meta", operations=comfy.ops.disable_weight_init)
     source = comfy.sd.load_diffusion_model_state_dict(random_weights(module, 0))
     stats = {"exchange_s": 0, "exchange_bytes": 0, "exchanges": 0}
-    stats |= {"whole": {}, "why_whole": {}, "apart": [], "compiled": "", "decision": "", "transport": ""}
+    stats |= {
+        "whole": {},
+        "why_whole": {},
+        "apart": [],
+        "compiled": "",
+        "decision": "",
+        "transport": "",
+        "gathered_bytes": 0,
+        "weights": "",
+    }
     workers = SimpleNamespace(
         out_of_step=False, last_call=SimpleNamespace(bytes_sent=0, bytes_reused=0), shared_state=SimpleNamespace(ranks=[])
     )
