@@ -24,9 +24,8 @@ class SPModelPatch(io.ComfyNode):
             inputs=[
                 io.Model.Input(
                     "model",
-                    tooltip="Any diffusion model. Of these the tokens of one video or picture are shared out: "
-                    f"{', '.join(supported_models())}. Of all others, whole rows of a batch (positive and negative prompt, several "
-                    "latents).",
+                    tooltip="Any diffusion model. Whole rows of a batch are shared out (positive and negative prompt, several latents), "
+                    f"and of these models the tokens of one video or picture: {', '.join(supported_models())}.",
                 ),
                 io.String.Input(
                     "devices",
