@@ -27,10 +27,6 @@ class SharedWeights:
         return sum(shard.shard_bytes for shard in self.shards)
 
     @property
-    def largest_block(self) -> int:
-        return max((shard.shard_bytes * self.ranks for shard in self.shards), default=0)
-
-    @property
     def gathered_bytes(self) -> int:
         """Bytes that a rank sends in a forward that calls each block once."""
         return gathered_bytes([shard.block_bytes for shard in self.shards], self.ranks)

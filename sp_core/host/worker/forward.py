@@ -126,10 +126,7 @@ def _attempt(
         weights=gathering,
     )
     with engine.installed(model.diffusion_model) as state:
-        options = put_skips(engine.adapted(transformer_options(model.patcher, call.options), state))
-        if gathering is not None:
-            # the host would bring the blocks' own weights to the device, ahead of the blocks
-            options["prefetch_dynamic_vbars"] = False
+        options = put_skips(engine.adapted(transformer_options(model.patcher, call.options, gathering is not None), state))
         output = call.on(model.diffusion_model, options)
         state.check()
     return output, state
@@ -169,9 +166,7 @@ def _whole(
             undo.callback(block.register_forward_pre_hook(enter).remove)
             if gathering is not None:
                 undo.callback(block.register_forward_hook(functools.partial(_leave, gathering, index)).remove)
-        options = put_skips(transformer_options(model.patcher, call.options))
-        if gathering is not None:
-            options["prefetch_dynamic_vbars"] = False
+        options = put_skips(transformer_options(model.patcher, call.options, gathering is not None))
         output = call.on(model.diffusion_model, options)
     state = ForwardState(0, 1)
     state.escaped = escaped
@@ -188,8 +183,12 @@ def _leave(gathering: Gathering, index: int, *_: Any) -> None:
     gathering.leave(index)
 
 
-def transformer_options(patcher: Any, sent: dict[str, Any]) -> dict[str, Any]:
-    """The model's own options, of which ``sent`` by ComfyUI's process take precedence, as the host would hand them to the model."""
+def transformer_options(patcher: Any, sent: dict[str, Any], gathers_weights: bool = False) -> dict[str, Any]:
+    """The model's own options, of which ``sent`` by ComfyUI's process take precedence, as the host would hand them to the model.
+
+    Args:
+        gathers_weights: the blocks' weights are gathered, so the host is not to bring the blocks' own to the device ahead of them.
+    """
     import comfy.utils
 
     own = comfy.utils.deepcopy_list_dict(patcher.model_options.get("transformer_options", {}))
@@ -197,5 +196,5 @@ def transformer_options(patcher: Any, sent: dict[str, Any]) -> dict[str, Any]:
     # None stands for patches that a node behind SP Model Patch took away
     options = {key: value for key, value in options.items() if key != LATE_FORWARDS and not (key in INSIDE_THE_MODEL and value is None)}
     options.pop(WISH, None)
-    options["prefetch_dynamic_vbars"] = bool(getattr(patcher, "is_dynamic", lambda: False)())
+    options["prefetch_dynamic_vbars"] = not gathers_weights and bool(getattr(patcher, "is_dynamic", lambda: False)())
     return options
