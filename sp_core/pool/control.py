@@ -68,7 +68,7 @@ class ControlGroup:
         """Blocks; raises RuntimeError when the peer is gone."""
         words = torch.zeros(len(fields(Frame)), dtype=torch.int64)
         self._group.recv([words], source, 0).wait(_FOREVER)
-        return Frame(*map(int, words))
+        return Frame(*words.tolist())
 
 
 def _words(frame: Frame) -> torch.Tensor:

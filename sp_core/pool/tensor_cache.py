@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import wire
+
 #: values kept for one place of the request: cond and uncond of two stages take four
 PER_PATH = 8
 #: smaller tensors are not worth a name
@@ -38,7 +40,7 @@ class TensorCache:
                 known.move_to_end(name)
                 return {"cached": name}
         name, self._next = self._next, self._next + 1
-        known[name] = tensor.detach().clone()
+        known[name] = _copy_of(tensor)
         if len(known) > PER_PATH:
             self._forgotten.append(known.popitem(last=False)[0])
         return {"store": name}
@@ -55,4 +57,16 @@ class TensorCache:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and a.device == b.device and torch.equal(a, b)
+    if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
+        return False
+    there, here = wire.bytes_of(a), wire.bytes_of(b)
+    if there is None or here is None:
+        return torch.equal(a, b)
+    return bool((there == here).all())
+
+
+def _copy_of(tensor: Tensor) -> Tensor:
+    raw = wire.bytes_of(tensor)
+    if raw is None:
+        return tensor.detach().clone()
+    return torch.from_numpy(raw.copy()).view(tensor.dtype).view(tensor.shape)

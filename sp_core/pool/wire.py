@@ -23,6 +23,8 @@ from .errors import WireError
 ALIGNMENT = 64
 MAX_DEPTH = 32
 MAX_HEADER_BYTES = 64 << 20
+#: torch copies more than a little on several threads, which then spin for milliseconds on the cores that CPU workers need
+SERIAL_BYTES = 4 << 20
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -204,6 +206,18 @@ def nbytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def bytes_of(tensor: Tensor) -> Any:
+    """The bytes of a tensor as an array of numpy that shares its memory, for what one thread is to do; None where there is none.
+
+    There is one for contiguous tensors in main memory of at most :data:`SERIAL_BYTES`.
+    """
+    if tensor.device.type != "cpu" or nbytes(tensor) > SERIAL_BYTES or not tensor.is_contiguous():
+        return None
+    if tensor.is_neg() or tensor.is_conj():  # the memory holds other values
+        return None
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+
+
 def align(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
@@ -284,8 +298,13 @@ def _read(entry: Any, buffer: Tensor, start: int, device: torch.device, store: d
 
 def write(buffer: Tensor, header: bytes, offsets: list[int], tensors: list[Tensor]) -> None:
     """Copy a packed message into ``buffer`` (uint8, CPU, large enough)."""
-    buffer[: len(header)].copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8))
+    place = buffer.numpy()
+    place[: len(header)] = memoryview(header)
     for offset, tensor in zip(offsets, tensors, strict=True):
         size = nbytes(tensor)
-        if size:
+        if not size:
+            continue
+        if (raw := bytes_of(tensor)) is not None:
+            place[offset : offset + size] = raw
+        else:
             buffer[offset : offset + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)

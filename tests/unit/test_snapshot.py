@@ -7,7 +7,9 @@ import unittest.mock
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from sp_core.errors import SPError
@@ -49,6 +51,13 @@ class Model(nn.Module):
 
 def other(*args: Any) -> Any:
     return args
+
+
+class Uncomparable:
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("which of the two?")
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def set_heads(block: Any, heads: int) -> None:
@@ -130,6 +139,16 @@ def test_what_is_no_swap(change: Callable[[Any], Any]) -> None:
 
 
 PATH = "diffusion_model.blocks.0.forward"
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), np.ones(2), Uncomparable()], ids=["tensor", "array", "object"])
+def test_a_value_that_cannot_be_compared_is_another_one(value: Any) -> None:
+    model = Model()
+    model.blocks[0].function = torch.zeros(2)
+    snapshot = Snapshot(model, {})
+    assert snapshot.is_current()
+    model.blocks[0].function = value
+    assert not snapshot.is_current()
 
 
 def test_what_another_branch_left_is_no_swap_and_may_be_taken_back() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from operator import is_not, methodcaller
+from operator import eq, methodcaller
 from types import MethodType
 from typing import Any
 
@@ -54,12 +54,19 @@ class _Dictionaries:
         self._sizes = list(map(len, where))
         #: most have nothing in them, as few modules have hooks
         self._filled = [held for held in where if held]
+        self._then = list(map(dict, self._filled))
         self._names = list(chain.from_iterable(where))
-        self._values = list(_values(self._filled))
+        self._values = list(chain.from_iterable(map(methodcaller("values"), self._filled)))
 
     def same(self) -> bool:
-        """Nothing is another object than it was."""
-        return list(map(len, self._where)) == self._sizes and not any(map(is_not, _values(self._filled), self._values))
+        """Nothing is another object than it was, or at least everything equals what it was."""
+        if list(map(len, self._where)) != self._sizes:
+            return False
+        try:
+            # comparing dictionaries looks at identity first, and is the fastest way to do so
+            return all(map(eq, self._filled, self._then))
+        except Exception:  # another pack's object, or a tensor, that was put in and cannot be compared
+            return False
 
     def changed(self) -> Iterator[list[tuple[str, Any, Any]]]:
         """(name, value then, value now) of what changed, for each dictionary; ``MISSING`` where there is none."""
@@ -69,10 +76,6 @@ class _Dictionaries:
             then = dict(zip(self._names[start:end], self._values[start:end], strict=True))
             pairs = ((name, then.get(name, MISSING), now.get(name, MISSING)) for name in sorted(then.keys() | now.keys(), key=str))
             yield [(name, before, value) for name, before, value in pairs if before is not value]
-
-
-def _values(where: Iterable[Mapping[Any, Any]]) -> Iterator[Any]:
-    return chain.from_iterable(map(methodcaller("values"), where))
 
 
 class _Modules:
