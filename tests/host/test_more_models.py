@@ -6,6 +6,7 @@ The models are those of host/families.py, made by a node of the tests: ComfyUI d
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +15,9 @@ import campaign
 import pytest
 from campaign import on_devices
 from host.families import FAMILIES
-from host.graphs import Branch, Case, Link, compare, latent, sample, text
+from host.graphs import Branch, Case, Link, compare, latent, run_sp, sample, text
 
-from sp_core.demo.comfy_server import ComfyServer
+from sp_core.demo.comfy_server import ComfyServer, PromptFailed
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,28 @@ UNSPLIT = {
         {"cfg_split": 1},
         "not split, as attn of block 0 attended to its own part",
     ),
+    "another attention behind code that is probed": (
+        sampled(_SWAPPED, patched_by("SPTestNormBeforeAttention")),
+        {"cfg_split": 1},
+        "not split, as attn of block 0 attended to its own part",
+    ),
+    "another attention with shared weights": (
+        sampled(_SWAPPED, patched_by("SPTestOwnAttention")),
+        {"cfg_split": 1, "weights": "shared"},
+        "not split, as attn of block 0 attended to its own part",
+    ),
+}
+REFUSED = {
+    "code that counts its calls": (
+        patched_by("SPTestNormBeforeAttention", counts=True),
+        {"cfg_split": 1},
+        "cannot be computed again as a whole, as other nodes' code in it keeps state",
+    ),
+    "halves that gather weights": (
+        patched_by("SPTestOwnAttention"),
+        {"cfg_split": 2, "weights": "shared"},
+        "attn of block 0",
+    ),
 }
 
 
@@ -144,6 +167,17 @@ UNSPLIT = {
 def test_what_cannot_be_split_is_no_error(server: ComfyServer, what: str) -> None:
     case, requested, told = UNSPLIT[what]
     assert told in compare(server, case, "cpu:2", **requested).sp.report
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_computed_again_is_refused(server: ComfyServer, what: str) -> None:
+    patched, requested, told = REFUSED[what]
+    case = sampled(_SWAPPED, patched)
+    devices = "cpu:2" if requested["cfg_split"] == 1 else "cpu:4"
+    with pytest.raises(PromptFailed, match=re.escape(told)):
+        run_sp(server, case, devices, **requested)
+    compare(server, sampled("flux"), devices)
 
 
 def test_a_patch_between_blocks_gets_the_whole_picture(server: ComfyServer) -> None:

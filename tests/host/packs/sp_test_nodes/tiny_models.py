@@ -78,3 +78,23 @@ class SPTestOwnAttention(SPTestBetweenBlocks):
 
         joyimage.optimized_attention = attend
         return (model.clone(),)
+
+
+class SPTestNormBeforeAttention(SPTestOwnAttention):
+    """Beside the swapped attention another pack's norm before it. With ``counts`` it does a little more with each call."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "counts": ("BOOLEAN", {"default": False})}}
+
+    def patch(self, model, counts):
+        (model,) = super().patch(model)
+        calls = []
+
+        def norm(x):
+            if counts:
+                calls.append(1)
+            return torch.nn.functional.layer_norm(x, x.shape[-1:]) * (1 + 0.1 * len(calls))
+
+        model.add_object_patch("diffusion_model.double_blocks.0.img_norm1.forward", norm)
+        return (model,)
