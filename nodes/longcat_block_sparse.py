@@ -30,10 +30,19 @@ class SPLongCatBlockSparse(io.ComfyNode):
                     round=False,
                     tooltip="Share of the video that each tile leaves out. The model was trained with 0.9375.",
                 ),
+                io.Combo.Input(
+                    "kernel",
+                    options=list(patches.SPARSE_KERNELS),
+                    default="gather",
+                    optional=True,
+                    advanced=True,
+                    tooltip="gather: plain torch, on any device. flex_attention: a kernel that torch compiles, on CUDA; "
+                    "it has not run on a GPU yet. A CPU gathers either way.",
+                ),
             ],
             outputs=[io.Model.Output(tooltip="The model with this attention.")],
         )
 
     @classmethod
-    def execute(cls, model, sparsity: float) -> io.NodeOutput:
-        return io.NodeOutput(patches.with_block_sparse(model, sparsity))
+    def execute(cls, model, sparsity: float, kernel: str = "gather") -> io.NodeOutput:
+        return io.NodeOutput(patches.with_block_sparse(model, sparsity, kernel))

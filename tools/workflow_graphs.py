@@ -101,7 +101,8 @@ class Graph:
 
 
 def all_graphs() -> list[Graph]:
-    return [wan22_14b(), wan22_14b_i2v(), wan22_5b(), wan21(), ltx2(), ltx2_i2v(), ltx23(), longcat(), longcat_refine(), longcat_avatar()]
+    wan = [wan22_14b(), wan22_14b_i2v(), wan22_5b(), wan21()]
+    return [*wan, ltx2(), ltx2_i2v(), ltx23(), longcat(), longcat_refine(), longcat_avatar(), longcat_avatar_two()]
 
 
 def _patch(graph: Graph, model: Wire, x: int, y: int, title: str | None = None) -> Node:
@@ -361,30 +362,76 @@ def longcat_refine() -> Graph:
 def longcat_avatar() -> Graph:
     graph = Graph(
         "longcat_avatar_ai2v",
-        "## LongCat-Video-Avatar 1.5: a picture speaks, on all GPUs\n\nTwo pieces of 93 frames at 25 frames a second; the second goes on "
-        "behind the last 13 frames of the first. Copy the second piece for longer speech. Speech should be the voice alone.\n\n"
-        "**Distillation LoRA**: 8 steps, both scales of the guiders at 1. Without it: schedule `base`, 50 steps, shift 7, both scales 4; "
-        "a higher `cfg_cond2_negative` follows the speech more closely.\n\n**Two persons**: connect `audio_2`, `mask_1` and `mask_2` of "
-        "both pieces.\n\n`devices`: `auto` takes every GPU, `0,1` takes these two.",
+        "## LongCat-Video-Avatar 1.5: a picture speaks, on all GPUs\n\nTwo pieces of 93 frames at 25 frames a second make 6.9 seconds; the "
+        "second goes on behind the last 13 frames of the first. Speech should be the voice alone.\n\n"
+        + _AVATAR_LONGER
+        + _AVATAR_LORA
+        + "**Two "
+        "persons**: the workflow longcat_avatar_two_ai2v.\n\n`devices`: `auto` takes every GPU, `0,1` takes these two.",
     )
-    model, clip, vae, sound, image = _avatar_models(graph)
+    audio, _, piece = _avatar_inputs(graph)
+    _avatar_video(graph, piece, audio)
+    return graph
+
+
+def longcat_avatar_two() -> Graph:
+    graph = Graph(
+        "longcat_avatar_two_ai2v",
+        "## LongCat-Video-Avatar 1.5: two persons speak, on all GPUs\n\n**Masks**: load the picture into all three Load Image nodes. Open "
+        "*Person 1* in the mask editor, paint that person, save; the same for *Person 2*. What is neither is background.\n\n**Speech**: a "
+        "file for each person, as long as the whole conversation and silent while the other speaks.\n\n"
+        + _AVATAR_LONGER
+        + _AVATAR_LORA
+        + "**People "
+        "who say nothing**: `audio_3` with silence and `mask_3`.\n\n`devices`: `auto` takes every GPU, `0,1` takes these two.",
+    )
+    audio, encoder, piece = _avatar_inputs(graph)
+    other = graph.add("LoadAudio", _PROMPT_COLUMN, 840, "Speech of person 2", (430, 140), audio="speech_2.wav")
+    heard = graph.add("SPLongCatAvatarAudio", _PROMPT_COLUMN, 1030, None, (430, 60), audio_encoder=encoder, audio=other[0])
+    both = graph.add("AudioMerge", _PROMPT_COLUMN, 1140, "Sound of the video", (430, 90), audio1=audio, audio2=other[0], merge_method="add")
+    masks = [
+        graph.add("LoadImage", _MODEL_COLUMN, y, f"Person {number}", (360, 330), image="example.png")[1]
+        for number, y in ((1, 1090), (2, 1460))
+    ]
+    _avatar_video(graph, {**piece, "audio_2": heard[0], "mask_1": masks[0], "mask_2": masks[1]}, both[0])
+    return graph
+
+
+#: for the notes of both
+_AVATAR_LONGER = (
+    "**Longer speech**: copy the lower half (from LongCat Avatar Conditioning to Batch Images), connect the copy's `previous_frames` and "
+    "its `image1` to the last Batch Images, the video to the copy's, and give each piece a seed of its own. Each adds 3.2 seconds. The "
+    "speech is connected whole: the node finds the place by itself.\n\n"
+)
+_AVATAR_LORA = (
+    "**Distillation LoRA**: 8 steps, both scales of the guiders at 1. Without it: schedule `base`, for pieces that go on `enhance_hf`, 50 "
+    "steps, shift 7, both scales 4; a higher `cfg_cond2_negative` follows the speech more closely.\n\n"
+)
+
+
+def _avatar_inputs(graph: Graph) -> tuple[Wire, Wire, dict[str, Wire]]:
+    """Speech of one person, the encoder that hears it, and what every piece of the video gets."""
+    model, clip, vae, encoder, image = _avatar_models(graph)
     positive, negative = _prompts(graph, clip, _SPEAKER, _LONGCAT_NEGATIVE)
     audio = graph.add("LoadAudio", _PROMPT_COLUMN, 540, "Speech", (430, 140), audio="speech.wav")
-    heard = graph.add("SPLongCatAvatarAudio", _PROMPT_COLUMN, 730, None, (430, 60), audio_encoder=sound, audio=audio[0])
-    patch = _patch(graph, model, _PATCH_COLUMN, 40)
+    heard = graph.add("SPLongCatAvatarAudio", _PROMPT_COLUMN, 730, None, (430, 60), audio_encoder=encoder, audio=audio[0])
+    piece = {"positive": positive[0], "negative": negative[0], "vae": vae, "audio_1": heard[0], "image": image, "model": model}
+    return audio[0], encoder, piece
+
+
+def _avatar_video(graph: Graph, piece: dict[str, Wire], audio: Wire) -> None:
+    """Two pieces, the second behind the first, and the video of both."""
+    patch = _patch(graph, piece.pop("model"), _PATCH_COLUMN, 40)
     cached = graph.add("SPLongCatKVCache", _PATCH_COLUMN, 270, None, (290, 60), model=patch[0], device="gpu")
     graph.group("Sequence parallel", _PATCH_COLUMN - 20, -40, 330, 390)
     sampler = graph.add("KSamplerSelect", _PATCH_COLUMN, 400, None, (290, 60), sampler_name="euler")
     sigmas = graph.add("SPLongCatSigmas", _PATCH_COLUMN, 510, None, (290, 140), schedule="avatar_distill", steps=8, shift=7.0)
-    noise = graph.add("RandomNoise", _PATCH_COLUMN, 700, None, (290, 90), noise_seed=42)
-    shared = {"positive": positive[0], "negative": negative[0], "vae": vae, "audio_1": heard[0], "image": image}
-    how = {"noise": noise[0], "sampler": sampler[0], "sigmas": sigmas[0]}
-    first = _avatar_piece(graph, 40, cached[0], shared, how)
-    second = _avatar_piece(graph, 890, cached[0], {**shared, "previous_frames": first}, how)
-    new = graph.add("ImageFromBatch", _OUTPUT_COLUMN, 890, "Cut off what repeats", (270, 90), image=second, batch_index=13, length=4096)
-    joined = graph.add("ImageBatch", _OUTPUT_COLUMN, 1030, None, (270, 60), image1=first, image2=new[0])
-    _video(graph, joined[0], 25, "video/longcat_avatar", 150, audio[0])
-    return graph
+    how = {"sampler": sampler[0], "sigmas": sigmas[0]}
+    first = _avatar_piece(graph, 40, cached[0], piece, how, 42)
+    second = _avatar_piece(graph, 1020, cached[0], {**piece, "previous_frames": first}, how, 43)
+    new = graph.add("ImageFromBatch", _OUTPUT_COLUMN, 1020, "Cut off what repeats", (270, 90), image=second, batch_index=13, length=4096)
+    joined = graph.add("ImageBatch", _OUTPUT_COLUMN, 1160, None, (270, 60), image1=first, image2=new[0])
+    _video(graph, joined[0], 25, "video/longcat_avatar", 150, audio)
 
 
 def _avatar_models(graph: Graph) -> tuple[Wire, Wire, Wire, Wire, Wire]:
@@ -400,13 +447,15 @@ def _avatar_models(graph: Graph) -> tuple[Wire, Wire, Wire, Wire, Wire]:
     return lora[0], clip[0], vae[0], sound[0], image[0]
 
 
-def _avatar_piece(graph: Graph, y: int, model: Wire, piece: dict[str, Wire], how: dict[str, Wire]) -> Wire:
+def _avatar_piece(graph: Graph, y: int, model: Wire, piece: dict[str, Wire], how: dict[str, Wire], seed: int) -> Wire:
     """One piece of a video in the sampling column: its frames."""
     made = graph.add("SPLongCatAvatar", _SAMPLE_COLUMN, y, None, (340, 330), **piece, width=832, height=480, length=93)
     guidance = {"cond1": made[0], "cond2": made[1], "negative": made[2], "cfg_conds": 1.0, "cfg_cond2_negative": 1.0, "style": "regular"}
     guider = graph.add("DualCFGGuider", _SAMPLE_COLUMN, y + 380, None, (340, 160), model=model, **guidance)
-    sampled = graph.add("SamplerCustomAdvanced", _SAMPLE_COLUMN, y + 590, None, (340, 120), **how, guider=guider[0], latent_image=made[3])
-    images = graph.add("VAEDecode", _SAMPLE_COLUMN, y + 750, None, (340, 60), samples=sampled[0], vae=piece["vae"])
+    noise = graph.add("RandomNoise", _SAMPLE_COLUMN, y + 590, None, (340, 90), noise_seed=seed)
+    given = {**how, "noise": noise[0], "guider": guider[0], "latent_image": made[3]}
+    sampled = graph.add("SamplerCustomAdvanced", _SAMPLE_COLUMN, y + 730, None, (340, 120), **given)
+    images = graph.add("VAEDecode", _SAMPLE_COLUMN, y + 890, None, (340, 60), samples=sampled[0], vae=piece["vae"])
     return images[0]
 
 

@@ -1,4 +1,6 @@
-"""Block-sparse attention: tiles of queries attend to those tiles of keys that look most like them. Plain torch, exact.
+"""Block-sparse attention: tiles of queries attend to those tiles of keys that look most like them. Exact.
+
+Plain torch gathers the kept tiles; on CUDA torch's flex_attention can leave out the others in a kernel (:mod:`.flex_tiles`).
 
 A video's tokens are a raster (T, H, W). They are regrouped into three-dimensional tiles; a tile of
 queries keeps the tiles of keys whose mean has the largest product with its own mean. Inside the
@@ -20,6 +22,8 @@ import torch.nn.functional as nnf
 from einops import rearrange
 from torch import Tensor
 
+from .flex_tiles import attend_tiles
+
 Grid = Sequence[int]
 #: keys and values that are gathered at once take at most this many bytes: on a CPU what its caches hold
 _CHUNK_BYTES, _CHUNK_BYTES_OF_A_CPU = 256 * 2**20, 4 * 2**20
@@ -37,6 +41,8 @@ class BlockSparse:
     cdf_threshold: float | None = None
     query_tile: Sequence[int] = (4, 4, 4)
     key_tile: Sequence[int] = (4, 4, 4)
+    #: compute by torch's flex_attention where the tokens are on a CUDA device
+    flex: bool = False
 
     def kept(self, key_grid: Grid) -> int:
         """How many tiles of keys each tile of queries keeps at most; all where that depends on the scores."""
@@ -62,7 +68,8 @@ def block_sparse_attention(
     k, k_real = to_tiles(k_BHTD, key_grid, setting.key_tile)
     v, _ = to_tiles(v_BHTD, key_grid, setting.key_tile)
     index_BHQn, counts_BHQ = keep(_means(q, q_real), _means(k, k_real), setting)
-    out_BHQqD = _attend(q, k, v, index_BHQn, counts_BHQ, k_real)
+    attend = attend_tiles if setting.flex and q.device.type == "cuda" else _attend
+    out_BHQqD = attend(q, k, v, index_BHQn, counts_BHQ, k_real)
     return from_tiles(out_BHQqD, query_grid, setting.query_tile)
 
 

@@ -42,13 +42,15 @@ class SparseRow:
         return 1 - self.kept / self.tiles
 
 
-def measure(grid: Sequence[int], heads: int, device: str, dtype: torch.dtype, sparsities: Sequence[float] = SPARSITIES) -> list[SparseRow]:
-    """Random tokens of ``grid`` (frames, rows, columns), attended to densely and sparsely."""
+def measure(
+    grid: Sequence[int], heads: int, device: str, dtype: torch.dtype, sparsities: Sequence[float] = SPARSITIES, flex: bool = False
+) -> list[SparseRow]:
+    """Random tokens of ``grid`` (frames, rows, columns), attended to densely and sparsely, with ``flex`` by torch's flex_attention."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, heads, math.prod(grid), HEAD_DIM, generator=generator).to(device, dtype) for _ in range(3))
     methods: dict[str, Callable[[], float]] = {"dense": lambda: _milliseconds(lambda: nnf.scaled_dot_product_attention(q, k, v), device)}
     for sparsity in sparsities:
-        setting = BlockSparse(sparsity)
+        setting = BlockSparse(sparsity, flex=flex)
         methods[str(sparsity)] = lambda setting=setting: _milliseconds(  # type: ignore[misc]
             lambda: block_sparse_attention(q, k, v, grid, grid, setting), device
         )
@@ -82,12 +84,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--frames", type=int, help="latent frames of 48 x 80 tokens (default 8 on a CPU, 48 elsewhere)")
     parser.add_argument("--heads", type=int, default=HEADS, help="heads (default 1)")
+    parser.add_argument("--flex", action="store_true", help="by torch's flex_attention, on cuda only")
     options = parser.parse_args(argv)
+    if options.flex and not options.device.startswith("cuda"):
+        parser.error("--flex is for --device cuda: a CPU gathers either way")
     grid = CPU_GRID if options.device == "cpu" else GPU_GRID
     grid = (options.frames or grid[0], *grid[1:])
     dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
     print(f"{math.prod(grid):,} tokens ({grid[0]} x {grid[1]} x {grid[2]}), {options.heads} heads of {HEAD_DIM}, {dtype}")
-    print("\n".join(format_rows(measure(grid, options.heads, options.device, dtype))))
+    print("\n".join(format_rows(measure(grid, options.heads, options.device, dtype, flex=options.flex))))
     return 0
 
 

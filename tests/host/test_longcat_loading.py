@@ -9,11 +9,9 @@ import pytest
 import torch
 from distributed import avatar_ranks
 from distributed.longcat_ranks import inputs, load
-from host.longcat_files import rekeyed, weights
+from host.longcat_files import avatar_weights, rekeyed, weights
 from safetensors.torch import save_file
 from torch import Tensor
-
-from sp_core.models.longcat.keys import fused_parts, rekeyed_name
 
 pytestmark = pytest.mark.usefixtures("comfyui_here")
 
@@ -194,22 +192,9 @@ def test_lora_with_rekeyed_names(comfyui_here: str) -> None:
 # -- the Avatar --------------------------------------------------------------------------------
 
 
-def rekeyed_avatar() -> dict[str, Tensor]:
-    out = {}
-    for key, value in avatar_weights().items():
-        module, _, kind = key.rpartition(".")
-        for name, part in zip(parts := fused_parts(module) or [module], value.chunk(len(parts)), strict=True):
-            out[f"{rekeyed_name(name)}.{kind}"] = part.contiguous()
-    return out
-
-
-def avatar_weights() -> dict[str, Tensor]:
-    return {key[len("model.") :]: value for key, value in avatar_ranks.reference().items() if key.startswith("model.")}
-
-
 @pytest.mark.parametrize("layout", ["official", "rekeyed", "fp8"])
 def test_avatar_checkpoints(comfyui_here: str, tmp_path: Path, layout: str) -> None:
-    meant = avatar_weights() if layout != "rekeyed" else rekeyed_avatar()
+    meant = avatar_weights() if layout != "rekeyed" else rekeyed(avatar_weights())
     stored = meant
     if layout == "fp8":
         stored, meant = fp8_scaled(meant)

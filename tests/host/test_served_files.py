@@ -21,12 +21,13 @@ def fetch(server: ComfyServer, path: str) -> str:
         return response.read().decode()
 
 
-#: ComfyUI brings this picture along in its own input folder, and the server of these tests has another. The video and the speech
-#: are a person's own
+#: ComfyUI brings this picture along in its own input folder, and the server of these tests has another. The video and the speeches
+#: are the user's own
 INPUTS = (
     "image - Invalid image file: example.png",
     "file - Invalid video file: longcat_480p.mp4",
     "audio - Invalid audio file: speech.wav",
+    "audio - Invalid audio file: speech_2.wav",
 )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,9 @@ import torch.nn.functional as nnf
 from safetensors import safe_open
 from torch import Tensor
 
-from sp_core.attention import block_sparse
+from sp_core.attention import block_sparse, flex_tiles
 from sp_core.attention.block_sparse import BlockSparse, block_sparse_attention
+from sp_core.errors import SPError
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 SHAPES = ("self", "cross", "chunks", "none", "cdf", "cdf_topk")
@@ -110,3 +114,96 @@ def test_keeping_everything_is_dense_attention() -> None:
     q, k, v = (torch.randn(1, 2, 5 * 6 * 7, 16, generator=generator) for _ in range(3))
     out = block_sparse_attention(q, k, v, (5, 6, 7), (5, 6, 7), BlockSparse(0.0))
     torch.testing.assert_close(out, nnf.scaled_dot_product_attention(q, k, v), atol=1e-5, rtol=0)
+
+
+# -- torch's flex_attention -----------------------------------------------------------------
+
+
+def tiled(q: Tensor, k: Tensor, v: Tensor, grids: tuple[Any, Any], setting: BlockSparse) -> tuple[Any, ...]:
+    """What both ways to compute are given."""
+    (q, q_real), (k, k_real), (v, _) = (
+        block_sparse.to_tiles(x, grid, tile)
+        for x, grid, tile in ((q, grids[0], setting.query_tile), (k, grids[1], setting.key_tile), (v, grids[1], setting.key_tile))
+    )
+    index, counts = block_sparse.keep(block_sparse._means(q, q_real), block_sparse._means(k, k_real), setting)
+    return q, k, v, index, counts, k_real
+
+
+@pytest.fixture
+def flex() -> Iterator[Any]:
+    """torch's own function, uncompiled: it computes all scores and masks them by the block mask's function."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        yield flex_attention
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "none"])
+def test_flex_attention_with_our_block_mask_is_the_gathered_result(data: dict[str, Any], name: str, flex: Any) -> None:
+    shape = data["shapes"][name]
+    given = tiled(*(data[f"{name}.in.{x}"] for x in "qkv"), (shape["query_thw"], shape["key_thw"]), setting_of(shape))
+    out = flex_tiles.attend_tiles(*given, flex=flex)
+    assert (out - block_sparse._attend(*given)).abs().max() <= 1e-5
+    assert (block_sparse.from_tiles(out, shape["query_thw"], shape["query_chunk"]) - data[f"{name}.out"]).abs().max() <= 1e-5
+
+
+def odd_tiles(sparsity: float = 0.5) -> tuple[Any, ...]:
+    """Tiles that no token fills up, at the end of every direction."""
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, 3, 6 * 5 * 7, 16, generator=generator).cumsum(2) / 8 for _ in range(3))
+    return tiled(q, k, v, ((6, 5, 7), (6, 5, 7)), BlockSparse(sparsity))
+
+
+def test_flex_attention_where_sizes_do_not_divide(flex: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = odd_tiles()
+    expected = block_sparse._attend(*given)
+    assert (flex_tiles.attend_tiles(*given, flex=flex) - expected).abs().max() <= 1e-5
+    # one head at a time
+    monkeypatch.setattr(flex_tiles, "_TABLE_BYTES", 1)
+    assert (flex_tiles.attend_tiles(*given, flex=flex) - expected).abs().max() <= 1e-5
+
+
+def test_tables_of_the_block_mask_are_the_selection() -> None:
+    """What a kernel goes by: whole tiles and those with a mask, together those that were kept, each once."""
+    q, k, _, index, counts, real = odd_tiles()
+    mask = flex_tiles.block_mask(index, counts, real, (q.size(2), k.size(2)), (64, 64))
+    whole = real.all(1)
+    for b, h, row in itertools.product(range(2), range(3), range(q.size(2))):
+        listed = [
+            indices[b, h, row, : numbers[b, h, row]].tolist()
+            for numbers, indices in ((mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices))
+        ]
+        assert sorted(listed[0] + listed[1]) == sorted(index[b, h, row].tolist())
+        assert not whole[listed[0]].any() and whole[listed[1]].all()
+        assert all(tiles == sorted(tiles) for tiles in listed)
+    assert mask.full_kv_num_blocks.any() and mask.kv_num_blocks.any()
+
+
+@pytest.mark.parametrize(
+    ("heads", "each", "at_once"), [(32, 2**20, 32), (32, 75 * 2**20, 2), (12, 60 * 2**20, 4), (5, 100 * 2**20, 1), (3, 2**30, 1)]
+)
+def test_heads_of_one_call(heads: int, each: int, at_once: int) -> None:
+    assert flex_tiles._heads_at_once(heads, each) == at_once
+
+
+def test_the_choice_is_for_cuda(monkeypatch: pytest.MonkeyPatch, data: dict[str, Any]) -> None:
+    """On a CPU the gathered form computes, whatever was chosen."""
+    monkeypatch.setattr(flex_tiles, "_compiled", lambda: pytest.fail("compiled on a CPU"))
+    shape = data["shapes"]["self"]
+    arguments = (*(data[f"self.in.{x}"] for x in "qkv"), shape["query_thw"], shape["key_thw"])
+    chosen = BlockSparse(shape["sparsity"], flex=True)
+    assert torch.equal(block_sparse_attention(*arguments, chosen), block_sparse_attention(*arguments, BlockSparse(shape["sparsity"])))
+
+
+def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **kwargs: Any) -> Tensor:
+        raise NotImplementedError("no kernel here\nmore")
+
+    monkeypatch.setattr(flex_tiles, "_compiled", lambda: fails)
+    with pytest.raises(
+        SPError, match=r"for cpu \(NotImplementedError: no kernel here\): set kernel of LongCat Block-Sparse Attention to gather"
+    ):
+        flex_tiles.attend_tiles(*odd_tiles())

@@ -45,9 +45,9 @@ def modulate(x_BTC: Tensor, shift_BR1C: Tensor, scale_BR1C: Tensor) -> Tensor:
 
 
 def gated(x_BTC: Tensor, y_BTC: Tensor, gate_BR1C: Tensor) -> Tensor:
-    """x + gate * y in fp32, back in x's type."""
-    y_BRtC = by_row(y_BTC.float(), gate_BR1C.size(1)) * gate_BR1C
-    return (x_BTC.float() + rearrange(y_BRtC, "B R t C -> B (R t) C")).to(x_BTC.dtype)
+    """x + gate * y in fp32 and at once, back in x's type."""
+    x_BRtC, y_BRtC = (by_row(x.float(), gate_BR1C.size(1)) for x in (x_BTC, y_BTC))
+    return rearrange(torch.addcmul(x_BRtC, y_BRtC, gate_BR1C), "B R t C -> B (R t) C").to(x_BTC.dtype)
 
 
 class SelfAttention(nn.Module):

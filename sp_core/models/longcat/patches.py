@@ -15,6 +15,8 @@ from .schedules import cfg_zero
 
 #: pixels a latent value stands for, and frames a latent frame after the first
 _STRIDE, _FRAMES = 8, 4
+#: what can compute block-sparse attention
+SPARSE_KERNELS = ("gather", "flex_attention")
 
 
 def conditioning_frames(available: int, wanted: int) -> int:
@@ -124,11 +126,12 @@ def with_kv_cache(model: Any, device: str) -> Any:
     return model
 
 
-def with_block_sparse(model: Any, sparsity: float) -> Any:
+def with_block_sparse(model: Any, sparsity: float, kernel: str = "gather") -> Any:
     """A clone of a MODEL whose self-attention leaves out a share of the tiles of keys.
 
     Args:
         sparsity: the share, 0..1.
+        kernel: one of :data:`SPARSE_KERNELS`.
 
     Raises:
         SPError: the model is not LongCat-Video, or is its Avatar.
@@ -136,7 +139,7 @@ def with_block_sparse(model: Any, sparsity: float) -> Any:
     if not isinstance(model.model, LongCatVideo) or isinstance(model.model, LongCatAvatar):
         raise SPError(f"LongCat Block-Sparse Attention works with LongCat-Video only, this model is {type(model.model).__name__}")
     model = model.clone()
-    model.model_options["transformer_options"][BLOCK_SPARSE] = {"sparsity": sparsity}
+    model.model_options["transformer_options"][BLOCK_SPARSE] = {"sparsity": sparsity, "flex": kernel == "flex_attention"}
     return model
 
 

@@ -62,6 +62,16 @@ def hunyuan_words(branch: Branch) -> tuple[Link, Link]:
     return made[0], made[1]
 
 
+def heard_words(branch: Branch) -> tuple[Link, Link]:
+    """A person who speaks for 9 frames of 112 x 80 pixels."""
+    positive, negative = text(branch, 20)
+    vae = branch.add("SPTestVAE", channels=16, time_stride=4, stride=8)[0]
+    voice = branch.add("SPTestLongCatVoice", moments=40, seed=11)[0]
+    size = {"width": 112, "height": 80, "length": 9}
+    made = branch.add("SPLongCatAvatar", positive=positive, negative=negative, vae=vae, audio_1=voice, **size)
+    return made[0], made[1]
+
+
 MODELS: Mapping[str, Model] = {
     # 3 x 5 x 7 = 105 tokens, which neither 2 nor 4 divides
     "wan": Model("tiny_wan_t2v", lambda branch: text(branch, 4096), "1,16,3,10,14"),
@@ -72,6 +82,7 @@ MODELS: Mapping[str, Model] = {
     "hunyuan_i2v": Model("tiny_hunyuan_i2v", hunyuan_words, "1,16,3,10,14"),
     "hunyuan15": Model("tiny_hunyuan15", hunyuan_words, "1,32,3,5,7"),
     "minimax": Model("tiny_minimax", lambda branch: text(branch, 40), "1,24,3,9,14;1,32,2,11"),
+    "avatar": Model("tiny_avatar", heard_words, "1,16,3,10,14"),
 }
 
 

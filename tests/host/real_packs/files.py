@@ -57,5 +57,7 @@ if __name__ == "__main__":
     write_gguf(wan, folder / "tiny_wan_q8.gguf", "wan", kinds.Q8_0)
     write_gguf(wan, folder / "tiny_wan_q4.gguf", "wan", kinds.Q4_0)
     write_gguf(ltxv, folder / "tiny_ltxv_q8.gguf", "ltxv", kinds.Q8_0)
+    write_gguf(folder / "tiny_avatar.safetensors", folder / "tiny_avatar_q8.gguf", "wan", kinds.Q8_0)
+    write_gguf(folder / "tiny_avatar_rekeyed.safetensors", folder / "tiny_avatar_rekeyed_q4.gguf", "wan", kinds.Q4_0)
     write_whole(wan, models / "checkpoints" / "tiny_wan_whole.safetensors")
     write_lora(folder / "tiny_ltxav.safetensors", models / "loras" / "tiny_ltx_lora.safetensors")

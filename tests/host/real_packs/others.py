@@ -10,13 +10,15 @@ from host.real_packs.kjnodes import ALL, ALONE, BY_ITSELF, IN_WORKERS, ONE, adva
 
 WAN_FILE, WHOLE = {"unet_name": "tiny_wan_t2v.safetensors"}, {"ckpt_name": "tiny_wan_whole.safetensors"}
 Q8, Q4, LTXV_Q8 = ({"unet_name": f"tiny_{name}.gguf"} for name in ("wan_q8", "wan_q4", "ltxv_q8"))
+#: with the official names, and with Wan's
+AVATAR_Q8, AVATAR_Q4 = ({"unet_name": f"tiny_avatar_{name}.gguf"} for name in ("q8", "rekeyed_q4"))
 
 
-def then_lora(node: str, count: int = 1, **inputs: Any) -> Any:
+def then_lora(node: str, count: int = 1, lora: str = "tiny_wan_lora", **inputs: Any) -> Any:
     def loaded(branch: Branch, case: Case) -> Link:
         model = branch.add(node, **inputs)[0]
         for strength in (0.8, -0.5)[:count]:
-            model = branch.add("LoraLoaderModelOnly", model=model, lora_name="tiny_wan_lora.safetensors", strength_model=strength)[0]
+            model = branch.add("LoraLoaderModelOnly", model=model, lora_name=f"{lora}.safetensors", strength_model=strength)[0]
         return model
 
     return loaded
@@ -31,6 +33,15 @@ GGUF: list[Case] = [
     loader(_GGUF, "UnetLoaderGGUF", "ltxv", inputs=LTXV_Q8, label="Q8_0", changes=True),
     Case(_GGUF, "UnetLoaderGGUF", label="Q4_0, one LoRA", behind=None, loaded=then_lora("UnetLoaderGGUF", 1, **Q4)),
     Case(_GGUF, "UnetLoaderGGUF", label="Q8_0, two LoRAs", behind=None, loaded=then_lora("UnetLoaderGGUF", 2, **Q8)),
+    loader(_GGUF, "UnetLoaderGGUF", "avatar", inputs=AVATAR_Q8, label="Q8_0", changes=True),
+    Case(
+        _GGUF,
+        "UnetLoaderGGUF",
+        "avatar",
+        label="Q4_0, one LoRA",
+        behind=None,
+        loaded=then_lora("UnetLoaderGGUF", 1, "tiny_avatar_lora", **AVATAR_Q4),
+    ),
     loader(
         _GGUF,
         "UnetLoaderGGUFAdvanced",

@@ -16,6 +16,7 @@ MODELS = {
     "hunyuan_i2v": "HunyuanVideo",
     "hunyuan15": "HunyuanVideo 1.5",
     "minimax": "MiniMax-H3",
+    "avatar": "LongCat-Video-Avatar",
 }
 
 

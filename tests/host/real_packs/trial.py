@@ -14,6 +14,7 @@ from typing import Any
 
 from host.boundary import copy_checkpoint
 from host.graphs import Branch, Graph, Result, read, relative
+from host.longcat_files import write_avatar
 from host.real_packs.cases import BEFORE, BEHIND, FAILS, MODELS, PACKS, REFUSED, SAME, Case, Setting, complete
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
@@ -45,6 +46,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 def write_files(folder: Path, models: Path) -> None:
     """Quantised files and whole checkpoints of the tiny models, in a process that has the packs' requirements."""
+    write_avatar(models)
     script = HERE / "files.py"
     subprocess.run([sys.executable, str(script), str(models)], check=True, env={**os.environ, **environment(folder)})
 
