@@ -17,6 +17,7 @@ COMMANDS = {
     "decode": ("bench.decode", "a VAE on N workers against one process with as many threads (needs ComfyUI)"),
     "overhead": ("bench.overhead", "what SP adds to a prompt and to a step"),
     "patches": ("bench.patches", "what the probe of unknown code costs the first step and the later ones (needs ComfyUI)"),
+    "compile": ("bench.compiling", "torch.compile on N workers: a step, and the first one (needs ComfyUI)"),
     "memory": ("bench.memory", "private memory of four workers with a 2 GB checkpoint (needs ComfyUI)"),
     "all": ("bench.commands", "all of these"),
 }

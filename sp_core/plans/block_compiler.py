@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -47,18 +48,21 @@ class BlockCompiler:
     It is kept as long as the process, for torch compiles anew for another object in its place.
 
     Args:
-        phase: around the compiling of each graph.
+        phase: around the compiling of each graph; is told which rank compiles it for all that have the same.
+        on_refusal: called when a function failed to compile on this rank.
     """
 
     wish: CompileWish
-    phase: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    phase: Callable[[int], AbstractContextManager[None]] = lambda leader: contextlib.nullcontext()
+    on_refusal: Callable[[], None] = lambda: None
     #: graphs that were compiled, and the seconds that took, waiting for others included
     graphs: int = 0
     seconds: float = 0.0
-    #: why a graph runs as it is, where the backend failed
-    failed: str = ""
+    #: what is not compiled any more, by :func:`name_of` -> why. Equal on all ranks from the next forward on
+    refusals: dict[str, str] = field(default_factory=dict)
+    #: see :class:`.compiled_blocks.Compiler`
+    leader: int = 0
     _compiled: dict[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
-    _refused: dict[Callable[..., Any], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # of the whole process, as torch has them
@@ -69,16 +73,21 @@ class BlockCompiler:
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if function not in self._compiled:
-            wish = self.wish
-            self._compiled[function] = torch.compile(function, backend=self._backend, dynamic=wish.dynamic, fullgraph=wish.fullgraph)
+            wish, backend = self.wish, functools.partial(self._backend, function)
+            self._compiled[function] = torch.compile(function, backend=backend, dynamic=wish.dynamic, fullgraph=wish.fullgraph)
         return self._compiled[function]
 
+    @property
+    def dynamic(self) -> bool | None:
+        return self.wish.dynamic
+
     def refused(self, function: Callable[..., Any]) -> str:
-        return self._refused.get(function, "")
+        return self.refusals.get(name_of(function), "")
 
     def refuse(self, function: Callable[..., Any], why: str) -> None:
         log.warning("SP: %s is not compiled: %s", function.__qualname__, why)
-        self._refused[function] = f"torch.compile failed: {why}"
+        self.refusals[name_of(function)] = f"torch.compile failed: {why}"
+        self.on_refusal()
 
     def describe(self, calls_uncompiled: Mapping[str, int]) -> str:
         """What became of the wish, for the report.
@@ -86,22 +95,22 @@ class BlockCompiler:
         Args:
             calls_uncompiled: of the last forward, see :attr:`.forward_state.ForwardState.uncompiled`.
         """
-        why = [*calls_uncompiled, *([self.failed] if self.failed else [])]
+        why = dict.fromkeys([*calls_uncompiled, *self.refusals.values()])
         not_compiled = "; ".join(f"not compiled: {reason}" for reason in why)
         if not self.graphs:
             return f"torch.compile ({self.wish.describe()}): {not_compiled or 'nothing was compiled'}"
         graphs = f"{self.graphs} {'graph' if self.graphs == 1 else 'graphs'} in {self.seconds:.1f} s"
         return f"torch.compile ({self.wish.describe()}): {graphs}" + (f"; {not_compiled}" if not_compiled else "")
 
-    def _backend(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    def _backend(self, function: Callable[..., Any], graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         started = time.perf_counter()
-        with self.phase():
+        with self.phase(self.leader):
             try:
                 compiled = self._by_backend(graph, inputs)
             except Exception as error:
                 # computing it uncompiled is right; only slower
-                self.failed = f"{self.wish.backend} failed: {sentence(error)}"
-                log.warning("SP: %s; the graph runs uncompiled", self.failed, exc_info=True)
+                log.warning("SP: %s failed; the graph runs uncompiled", self.wish.backend, exc_info=True)
+                self.refuse(function, f"{self.wish.backend}: {sentence(error)}")
                 compiled = graph.forward
         self.graphs += 1
         self.seconds += time.perf_counter() - started
@@ -116,3 +125,8 @@ class BlockCompiler:
             return inductor.compile(graph, inputs, options=by_mode | options)  # type: ignore[no-any-return]
         given = ({"mode": wish.mode} if wish.mode else {}) | ({"options": options} if options else {})
         return torch._dynamo.lookup_backend(wish.backend)(graph, inputs, **given)  # type: ignore[no-any-return]
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a function on every rank."""
+    return f"{function.__module__}.{function.__qualname__}"

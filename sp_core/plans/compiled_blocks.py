@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ..attention import operators
 from ..attention.sequence_group import SequenceGroup
@@ -21,10 +22,19 @@ from .host_functions import HostFunctions
 from .in_graph import attending_class, options_in_graph
 from .override import OVERRIDE, ExchangedAttention
 from .plan import Attention, Blocks
+from .stream import tokens_of
 
 
 class Compiler(Protocol):
     """Compiles functions as the user asked, each once."""
+
+    #: the first rank with the same graphs of the block that runs: those that wait for it find them in torch's cache
+    leader: int
+
+    @property
+    def dynamic(self) -> bool | None:
+        """Whether sizes are free in a graph; None leaves that to torch."""
+        ...
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, compiled at its first call."""
@@ -71,6 +81,7 @@ class CompiledBlock:
             self.state.note_uncompiled(why)
         if why or not self.state.split or self.state.whole:
             return self._eager(args, kwargs)
+        self._free_tokens(call)
         options = call.get("transformer_options") or {}
         runs = _Call(self, options)
         call.set("transformer_options", options_in_graph(options, self.blocks.attentions))
@@ -84,6 +95,21 @@ class CompiledBlock:
             self.compiler.refuse(forward, sentence(error))
             self.state.note_uncompiled(self.compiler.refused(forward))
             return self._eager(args, kwargs)
+
+    def _free_tokens(self, call: Arguments) -> None:
+        """Where ranks hold unequally many tokens, their number is free from the first graph on, so that all ranks have that one."""
+        counts, dynamic = self.state.layout.counts, self.compiler.dynamic
+        # where sizes are to be fixed, only ranks with equally many tokens have the same graphs
+        self.compiler.leader = counts.index(counts[self.state.rank]) if dynamic is False else 0
+        if len(set(counts)) == 1 or dynamic is not None:
+            return
+        torch._dynamo.maybe_mark_dynamic(tokens_of(self.blocks, call), self.blocks.dim)
+        for name in self.blocks.shard:
+            mine = tree_leaves(call.get(name))
+            for part, whole in zip(mine, tree_leaves(self.state.original(call.get(name))), strict=False):
+                if isinstance(part, Tensor) and isinstance(whole, Tensor) and part.ndim == whole.ndim:
+                    shared_out = [dim for dim in range(part.ndim) if part.size(dim) != whole.size(dim)]
+                    torch._dynamo.maybe_mark_dynamic(part, shared_out)
 
     def _eager(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with contextlib.ExitStack() as undo:

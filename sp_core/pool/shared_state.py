@@ -72,11 +72,13 @@ class RankState(ctypes.Structure):
     collective_seq: int
     #: 1 once the rank is ready to join the control group
     has_arrived: int
+    #: 1 where torch.compile failed on this rank in this request
+    failed_to_compile: int
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("ticks", "phase_number", "block", "blocks", "weight_bytes", "spare_bytes")),
-        *((name, ctypes.c_int64) for name in ("loaded_percent", "collective_seq", "has_arrived")),
-        ("_unused", ctypes.c_int64 * 7),
+        *((name, ctypes.c_int64) for name in ("loaded_percent", "collective_seq", "has_arrived", "failed_to_compile")),
+        ("_unused", ctypes.c_int64 * 6),
     )
 
     @property
@@ -86,7 +88,7 @@ class RankState(ctypes.Structure):
 
     def begin(self) -> None:
         """The rank starts on a request."""
-        self.collective_seq = 0
+        self.collective_seq = self.failed_to_compile = 0
         self.ticks += 1
 
     def show(self, phase: Phase, block: int = 0, blocks: int = 0) -> None:
@@ -99,6 +101,9 @@ class RankState(ctypes.Structure):
         if percent > self.loaded_percent:
             self.ticks += 1
         self.loaded_percent = percent
+
+    def show_failed_to_compile(self) -> None:
+        self.failed_to_compile = 1
 
     def enter_collective(self) -> None:
         """The rank is about to wait for others."""

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from distributed.longcat_ranks import enter_host
 from host.families import FAMILIES, Family
 from host.family_inputs import plain, random, video
 from torch import Tensor
 
 from sp_core.demo.run import relative_l2
+from sp_core.plans.block_compiler import BlockCompiler, CompileWish
 
 
 @contextlib.contextmanager
@@ -54,16 +58,24 @@ def attention_of_a_pack() -> Iterator[None]:
         host.optimized_attention = whole
 
 
+@dataclass
+class Noting(BlockCompiler):
+    """Keeps what it is given to compile as text, with all sizes."""
+
+    texts: list[str] = field(default_factory=list)
+
+    def _by_backend(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        self.texts.append(graph.print_readable(print_output=False, include_stride=True))
+        return super()._by_backend(graph, inputs)
+
+
 class Ranks:
-    """What one rank keeps between questions: models, and the compiler that all forwards share."""
+    """What one rank keeps between questions: models."""
 
     def __init__(self, comfyui: str, rank: int, world_size: int) -> None:
-        import torch.distributed as dist
-
         enter_host(comfyui)
         self.rank, self.models = rank, dict[str, Any]()
         self.groups = {size: dist.new_group(list(range(size))) for size in range(2, world_size + 1)}
-        self.compilers: dict[Any, Any] = {}
 
     def __call__(self, size: int, family: str, forwards: list[str | tuple[int, ...]], settings: dict[str, Any]) -> Any:
         if self.rank >= size:
@@ -87,20 +99,26 @@ class Ranks:
         dynamic: bool | None = None,
         fullgraph: bool = False,
         around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        cache: str = "",
     ) -> dict[str, Any]:
         from torch._dynamo.utils import counters
 
         from sp_core.comm import CollectiveTransport
         from sp_core.host.worker.comfy_attention import host_functions
         from sp_core.plans import Engine, plan_named
-        from sp_core.plans.block_compiler import BlockCompiler, CompileWish
 
         plan = plan_named(family.class_name)
         if name not in self.models:
             self.models[name] = family.build()
         model = self.models[name]
         wish = CompileWish(backend, dynamic=dynamic, fullgraph=fullgraph)
-        compiler = self.compilers.setdefault((name, wish), BlockCompiler(wish))
+        # what torch learned of sizes in other questions, not all ranks were asked
+        torch._dynamo.reset()
+        compiler = Noting(wish)
+        if cache:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+            compiler.phase = functools.partial(self._in_turn, self.groups[size])
+        compiler.texts.clear()
         counters.clear()
         told: dict[str, Any] = {"errors": [], "graphs": [], "exchanges": [], "uncompiled": {}}
         for forward in forwards:
@@ -116,7 +134,17 @@ class Ranks:
             told["graphs"].append(compiler.graphs)
             told["exchanges"].append(transport.stats.exchanges)
             told["uncompiled"] |= state.uncompiled
-        return told | {"breaks": dict(counters["graph_break"]), "failed": compiler.failed}
+        told |= {name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss", "bypass")}
+        return told | {"breaks": dict(counters["graph_break"]), "texts": compiler.texts, "refusals": compiler.refusals}
+
+    @contextlib.contextmanager
+    def _in_turn(self, group: Any, leader: int) -> Iterator[None]:
+        """The leader compiles, and then the others."""
+        if self.rank != leader:
+            dist.barrier(group)
+        yield
+        if self.rank == leader:
+            dist.barrier(group)
 
 
 def _camera(sizes: tuple[int, ...]) -> dict[str, Any]:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from campaign import parameters
 from distributed.longcat_ranks import FIXTURE
 from host.boundary import LORA, copy_checkpoint, named, on_wan
-from host.graphs import Branch, Case, Link, compare, load, run_sp
+from host.graphs import Branch, Case, Graph, Link, compare, load, run_sp, save
+from host.observe import pids, wait_for, workers
+from host.test_cancel import BOUND_S, cancel
 from host.test_longcat_server import image_to_video as longcat_picture
 from host.test_longcat_server import text_to_video as longcat_text
 from host.test_ltx import BOTH, STRENGTHS, VIDEO, guides, plain
@@ -83,6 +86,7 @@ STOCK, OLDER = compile_node("TorchCompileModel", backend="inductor"), compile_no
         campaign=[
             *((side, node, "cpu:3") for side in ("before", "behind") for node in (WHOLE, BLOCKS)),
             *((side, node, "cpu:2") for side in ("before", "behind") for node in (STOCK, OLDER)),
+            ("before", WHOLE, "cpu:4"),
         ],
     ),
 )
@@ -150,8 +154,49 @@ def test_nothing_is_compiled_again_where_nothing_changed(server: ComfyServer) ->
 
 
 @pytest.mark.campaign
+def test_another_layout_and_cfg_halves_and_back(server: ComfyServer) -> None:
+    copy_checkpoint(server, "tiny_wan_to_compile")
+
+    def graphs(**requested: Any) -> int:
+        line = told(compare(server, compiled(wan), "cpu:4", ring=1, **requested).sp.report)
+        assert re.search(COMPILED, line)
+        return int(re.search(r": (\d+) graph", line)[1])  # type: ignore[index]
+
+    ways: list[dict[str, Any]] = [{"cfg_split": 1, "layout": "flat"}, {"cfg_split": 1, "layout": "tiles"}, {"cfg_split": 2}]
+    *_, last = [graphs(**way) for way in ways]
+    assert last <= 3, "one kind of blocks"
+    assert [graphs(**way) for way in ways] == [last] * len(ways), "compiled again"
+
+
+@pytest.mark.campaign
 @pytest.mark.parametrize("devices", ["cpu:2", "cpu:3"])
 def test_an_attention_function_of_another_pack_runs_inside(server: ComfyServer, devices: str) -> None:
     copy_checkpoint(server, "tiny_wan_to_compile")
     case = compiled(named("attention_function", lambda branch: wan(branch, fault_on=9)))
     assert re.search(COMPILED, told(compare(server, case, devices, **SPLIT).sp.report))
+
+
+def test_where_one_rank_fails_to_compile_no_rank_runs_compiled(server: ComfyServer) -> None:
+    copy_checkpoint(server, "tiny_wan_to_compile")
+    comparison = compare(server, compiled(wan, node=compile_node("SPForeignBackend", fails_on=1)), "cpu:2", **SPLIT)
+    assert "sp_foreign_failing: a fault of the backend (on rank 1)" in told(comparison.sp.report)
+
+
+def test_cancel_while_the_workers_compile(server: ComfyServer, tmp_path: Path) -> None:
+    """The user need not wait for the graph; the next prompt finds it, and workers that are in step."""
+    copy_checkpoint(server, "tiny_wan_to_compile")
+    gate = tmp_path / "open"
+    case = compiled(wan, node=compile_node("SPForeignBackend", until=str(gate)))
+    graph = Graph()
+    save(Branch(graph, "cpu:2", dict(SPLIT)), case, "cancelled")
+    prompt_id = server.queue(graph.prompt)
+    try:
+        wait_for(lambda: any(worker["phase"] == "compiling" for worker in workers(server)), 60, "the workers to compile")
+        before = pids(server)
+        # the gate is shut: a cancel that waited for the graph would not come back
+        print(f"\ncancel while compiling: {(seconds := cancel(server, prompt_id)):.2f} s")
+        assert seconds < BOUND_S
+    finally:
+        gate.touch()
+    assert re.match(r"torch.compile \(sp_foreign_slow\): \d+ graphs? in [\d.]+ s$", told(compare(server, case, "cpu:2", **SPLIT).sp.report))
+    assert pids(server) == before

@@ -64,12 +64,14 @@ def test_told() -> None:
     told = Granted(compiler, "changed").told(state)
     assert told.startswith("torch.compile (eager, dynamic true): 1 graph in ")
     assert told.endswith(" s; not compiled: an object for a mask; changed")
+    assert Granted(compiler).told(state, [1, 3]).endswith("; compiling failed on rank 1 and 3, whose lines in the console say why")
 
 
 def test_a_backend_that_fails_or_that_nobody_knows_leaves_the_graph_as_it_is() -> None:
     compiler = BlockCompiler(CompileWish("no such backend"))
     assert torch.equal(compiler.compiled(double)(torch.ones(3)), 2 * torch.ones(3))
-    assert "no such backend failed" in compiler.describe({})
+    assert "torch.compile failed: no such backend: " in compiler.describe({})
+    assert compiler.refused(double) and not compiler.refused(torch.sin)
 
 
 # -- the phase --------------------------------------------------------------------------------
@@ -98,7 +100,7 @@ def test_a_rank_waits_for_the_leaders_graph(shared: SharedState, ends: str) -> N
 
     def compile_on_rank_1() -> None:
         try:
-            with compile_phase(context, shares_cache=True):
+            with compile_phase(context, 0):
                 entered.set()
         except PeerFailed as error:
             failures.append(error)
@@ -119,14 +121,14 @@ def test_a_rank_waits_for_the_leaders_graph(shared: SharedState, ends: str) -> N
     assert bool(failures) == (ends == "the leader failed")
 
 
-def test_nobody_waits_for_a_leader_that_is_ahead_or_for_a_backend_without_a_cache(shared: SharedState) -> None:
+def test_nobody_waits_for_a_leader_that_is_ahead_or_where_it_leads_itself(shared: SharedState) -> None:
     context, leader = rank_1(shared), shared.ranks[0]
     leader.show(Phase.COMPUTING)
     leader.collective_seq = 6
-    with compile_phase(context, shares_cache=True):
+    with compile_phase(context, 0):
         pass
     leader.collective_seq = 5
-    with compile_phase(context, shares_cache=False):
+    with compile_phase(context, 1):
         pass
 
 
@@ -140,7 +142,7 @@ def test_nobody_waits_for_ever_for_a_leader_that_compiles_nothing(shared: Shared
 
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(time, "sleep", sleep)
-    with compile_phase(context, shares_cache=True):
+    with compile_phase(context, 0):
         assert TRACED_S < now < TRACED_S + 3
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
 from .. import options as model_options
 from ..compiled import WISH
+from .agreed import agree
 from .forward_call import ForwardCall
 from .patch_check import code_inside
 from .residency import LoadedModel
@@ -29,6 +30,8 @@ TRACED_S = 60.0
 #: modes that make CUDA graphs, and what comes nearest without them
 _WITHOUT_CUDA_GRAPHS = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs", "default": None}
 _CUDA_GRAPHS = "CUDA graphs cannot hold an exchange between devices"
+#: in the place of a function's name: no block is compiled
+_EVERYTHING = ""
 _CUDA_GRAPHS_OPTION = "triton.cudagraphs"
 
 
@@ -41,11 +44,17 @@ class Granted:
     #: why not, or what was changed about the wish
     said: str = ""
 
-    def told(self, state: ForwardState) -> str:
-        """For the report; "" where nobody asked for anything."""
+    def told(self, state: ForwardState, elsewhere: Sequence[int] = ()) -> str:
+        """For the report; "" where nobody asked for anything.
+
+        Args:
+            elsewhere: other ranks on which something failed to compile in this forward.
+        """
         if self.compiler is None:
             return self.said and f"torch.compile: not compiled: {self.said}"
-        return self.compiler.describe(state.uncompiled) + (f"; {self.said}" if self.said else "")
+        ranks = " and ".join(map(str, elsewhere))
+        failed = f"; compiling failed on rank {ranks}, whose lines in the console say why" if ranks else ""
+        return self.compiler.describe(state.uncompiled) + (f"; {self.said}" if self.said else "") + failed
 
 
 class Compilers:
@@ -56,23 +65,46 @@ class Compilers:
         self._compilers: dict[tuple[str, CompileWish], BlockCompiler] = {}
 
     def grant(self, model: LoadedModel, call: ForwardCall, groups: ParallelGroups, forbidden: str = "") -> Granted:
-        """How the blocks of a forward run, equally on all ranks.
+        """How the blocks of a forward run, equally on all ranks. Collective, where there is a wish and nothing is forbidden.
 
         Args:
-            forbidden: why nothing can be compiled, of what only the caller knows.
+            forbidden: why nothing can be compiled, of what only the caller knows; the same on all ranks.
         """
         # of a node behind SP Model Patch, if there is one
         asked = call.options.get(WISH) or model.compile_wish
         if asked is None:
             return Granted()
         wish, said = wish_of(asked)
-        why = said if wish is None else why_not(model, call, groups) or forbidden
-        if wish is None or why:
-            return Granted(None, why)
-        key = (model.plan.architecture, wish)
+        if wish is None:
+            return Granted(None, said)
+        why = why_not(model, call, groups)
+        if forbidden:
+            return Granted(None, why or forbidden)
+        compiler = None if why else self._compiler(model.plan.architecture, wish)
+        reasons = agree({_EVERYTHING: why} if compiler is None else compiler.refusals, self._context.rank, groups, call.x.device)
+        if compiler is None or _EVERYTHING in reasons:
+            return Granted(None, reasons[_EVERYTHING])
+        compiler.refusals |= reasons
+        return Granted(compiler, said)
+
+    def told(self, granted: Granted, state: ForwardState) -> str:
+        """For the report: what came of a wish in a forward."""
+        failed = [rank for rank, shown in enumerate(self._context.shared_state.ranks) if shown.failed_to_compile]
+        # what failed here tells its reason itself
+        return granted.told(state, [] if self._context.rank in failed else failed)
+
+    def _compiler(self, architecture: str, wish: CompileWish) -> BlockCompiler:
+        key = (architecture, wish)
         if key not in self._compilers:
-            self._compilers[key] = BlockCompiler(wish, lambda: compile_phase(self._context, shares_cache=wish.backend == "inductor"))
-        return Granted(self._compilers[key], said)
+            context = self._context
+            # other backends have no cache that processes share
+            waits = wish.backend == "inductor"
+            self._compilers[key] = BlockCompiler(
+                wish,
+                phase=lambda leader: compile_phase(context, leader if waits else context.rank),
+                on_refusal=context.own_state.show_failed_to_compile,
+            )
+        return self._compilers[key]
 
 
 def wish_of(asked: Mapping[str, Any]) -> tuple[CompileWish | None, str]:
@@ -121,24 +153,27 @@ def why_not(model: LoadedModel, call: ForwardCall, groups: ParallelGroups) -> st
 
 
 @contextlib.contextmanager
-def compile_phase(context: WorkerContext, shares_cache: bool) -> Iterator[None]:
+def compile_phase(context: WorkerContext, leader: int) -> Iterator[None]:
     """While a graph is compiled, everybody sees that. Ranks wait for the leader's graph, which they then find in torch's cache.
 
     The leader needs nobody before the next exchange, so a rank that waits for it to come there never waits for ever.
+
+    Args:
+        leader: rank of the leader; this rank itself where it waits for nobody.
     """
     state = context.own_state
     block, blocks = state.block, state.blocks
     context.show(Phase.COMPILING, block, blocks)
     try:
-        if shares_cache and context.rank:
-            _wait_for_leader(context)
+        if leader != context.rank:
+            _wait_for(leader, context)
         yield
     finally:
         context.show(Phase.COMPUTING, block, blocks)
 
 
-def _wait_for_leader(context: WorkerContext) -> None:
-    leader, reached = context.shared_state.ranks[0], context.own_state.collective_seq
+def _wait_for(rank: int, context: WorkerContext) -> None:
+    leader, reached = context.shared_state.ranks[rank], context.own_state.collective_seq
     seen = time.monotonic()
     while leader.collective_seq <= reached and leader.phase in (Phase.COMPILING, Phase.COMPUTING):
         if context.should_abort() is not None:

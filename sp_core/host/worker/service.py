@@ -180,7 +180,7 @@ class HostService:
             "whole": state.got_whole,
             "why_whole": state.why_whole,
             "apart": state.apart,
-            "compiled": granted.told(state),
+            "compiled": self._compilers.told(granted, state),
             "transport": self._transport_reasons.get(transport, transport.name),
         }
 
