@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .architectures.cogvideo import COGVIDEOX
-from .architectures.cosmos import ANIMA, COSMOS_PREDICT2
+from .architectures.cosmos import ANIMA, COSMOS1, COSMOS_PREDICT2
 from .architectures.flux import FLUX_FAMILY
 from .architectures.hidream import AURA_FLOW, HIDREAM
 from .architectures.hunyuan import HUNYUAN_VIDEO
@@ -15,9 +15,14 @@ from .architectures.minimax import MINIMAX_H3
 from .architectures.mochi import MOCHI
 from .architectures.omnigen import BOOGU, OMNIGEN2
 from .architectures.pictures import IDEOGRAM4, JOY_IMAGE, KREA2, LENS, MAGE_FLOW
+from .architectures.pictures_without_options import WITHOUT_OPTIONS
+from .architectures.pixeldit import PIXEL_DIT
 from .architectures.qwen_image import QWEN_IMAGE
+from .architectures.seedvr import SEEDVR2
 from .architectures.stable_diffusion import SD3
 from .architectures.wan import WAN
+from .architectures.wan_animate2 import ANIMATE2
+from .architectures.wan_causal import CAUSAL
 from .architectures.wan_family import WAN_FAMILY
 from .architectures.wandancer import DANCER
 from .engine import Engine
@@ -35,6 +40,8 @@ PLANS: dict[str, SequencePlan] = {
             WAN,
             *WAN_FAMILY,
             DANCER,
+            CAUSAL,
+            ANIMATE2,
             LTXV,
             LTXAV,
             HUNYUAN_VIDEO,
@@ -43,8 +50,10 @@ PLANS: dict[str, SequencePlan] = {
             KANDINSKY5,
             MINIMAX_H3,
             COGVIDEOX,
+            COSMOS1,
             COSMOS_PREDICT2,
             MOCHI,
+            SEEDVR2,
         ),
         # pictures
         *(
@@ -62,6 +71,8 @@ PLANS: dict[str, SequencePlan] = {
             JOY_IMAGE,
             LENS,
             MAGE_FLOW,
+            *WITHOUT_OPTIONS,
+            PIXEL_DIT,
         ),
     )
 }

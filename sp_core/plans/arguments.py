@@ -39,3 +39,9 @@ class Arguments:
 def parameter_names(function: Callable[..., Any]) -> list[str]:
     """Names of a function's parameters, without ``self``."""
     return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def names_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """What a function's code finds by name outside of itself."""
+    names: dict[str, Any] = inspect.unwrap(function).__globals__
+    return names

@@ -121,6 +121,10 @@ class CompiledBlock:
         if self.sequence.ring is not None:
             return "keys and values go round a ring"
         for attention in self.blocks.attentions:
+            if attention.function:
+                return "its attention hands no options on"
+            if attention.own_heads is not None:
+                return "its attention attends by itself to parts of the tokens"
             rule = attention.mask
             value = None if rule is None else call.get(rule.of_block)
             if value is not None and not isinstance(value, Tensor):

@@ -23,20 +23,19 @@ from ..errors import SPError
 from ..layout import FlatLayout, SequenceLayout, too_coarse
 from ..weights import Gathering
 from .arguments import Arguments, parameter_names
+from .attention_hooks import AttentionHooks
 from .compiled_blocks import CompiledBlock, Compiler
 from .forward_state import DoesNotFit, Escaped, ForwardState, ShardRule
 from .host_functions import HostFunctions
-from .override import OVERRIDE, HeldMask, mark
-from .plan import Attention, Blocks, HookPoint, SequencePlan
+from .method_hooks import Hooked, hook_call, put
+from .override import OVERRIDE
+from .plan import Blocks, HookPoint, SequencePlan, SplitBehind
 from .probing import Probing
-from .probing.options import tell_back
 from .stream import as_the_model_had, grid_of, in_stream, joined_by, keep_own, shard_residuals, tokens_of
 from .whole import Foreign, WholeData
 
 #: (block, blocks in all): called before each block; may raise to stop the forward
 EnterBlock = Callable[[int, int], None]
-#: what a forward pre-hook returns: the changed arguments, or None to leave them
-Hooked = tuple[tuple, dict[str, Any]] | None
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,7 @@ class Engine:
         self._enter_block = enter_block or (lambda block, blocks: None)
         self._wanted, self._inputs = layout, inputs or {}
         self._host = host or HostFunctions()
+        self._attentions = AttentionHooks(self.sequence, self._host)
         self._foreign, self._probing = foreign or Foreign(), probing
         self._compiler = compiler
         self._weights = weights
@@ -94,6 +94,8 @@ class Engine:
         modules = [(blocks, block) for blocks in self.plan.blocks for block in blocks.of(model)]
         with contextlib.ExitStack() as undo:
             target = _Target(model, state, undo)
+            if self.plan.split_behind is not None:
+                self._split_behind(target, self.plan.split_behind)
             for index, (blocks, block) in enumerate(modules):
                 self._hook_block(target, blocks, block, index, len(modules))
             for point in self.plan.hook_points:
@@ -117,7 +119,7 @@ class Engine:
             item = None if blocks is None else blocks.item_of_output
             # what attends to the video's tokens cannot keep them apart, and has exchanges in it
             place = None if any(id(part) in attending for part in module.modules()) else path
-            _put(module, "forward", whole.wrapped(module.forward, name, self.plan.blocks[0].dim, item, place), target.undo)
+            put(module, "forward", whole.wrapped(module.forward, name, self.plan.blocks[0].dim, item, place), target.undo)
             target.state.foreign.add(id(module))
 
     def adapted(self, options: dict[str, Any], state: ForwardState) -> dict[str, Any]:
@@ -170,7 +172,7 @@ class Engine:
 
     def _hook_block(self, target: _Target, blocks: Blocks, block: nn.Module, index: int, count: int) -> None:
         state, undo = target.state, target.undo
-        names = list(blocks.parameters) or parameter_names(type(block).forward)
+        names = list(blocks.parameters) or parameter_names(getattr(type(block), blocks.method))
         last = block is blocks.of(target.model)[-1]
 
         def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Hooked:
@@ -213,24 +215,39 @@ class Engine:
                 return self._gather_stream(blocks, output, state)
             return None
 
-        undo.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
         self._hook_inside(block, blocks, index, state, undo)
-        undo.callback(block.register_forward_hook(after, with_kwargs=True).remove)
+        hook_call(block, blocks.method, before, after, undo)
 
     def _hook_inside(self, block: nn.Module, blocks: Blocks, index: int, state: ForwardState, undo: contextlib.ExitStack) -> None:
         where = [f"{attention.module or 'attention'} of block {index}" for attention in blocks.attentions]
         if self._compiler is None:
-            self._hook_attentions(block, blocks, where, state, undo)
+            self._attentions.hook(block, blocks, where, state, undo)
         else:
             # hooks at its attentions only where a call of the block is not compiled
-            hook = functools.partial(self._hook_attentions, block, blocks, where, state)
+            hook = functools.partial(self._attentions.hook, block, blocks, where, state)
             compiled = CompiledBlock(block, blocks, where, state, self.sequence, self._host, self._compiler, hook)
-            _put(block, "forward", compiled, undo)
+            put(block, "forward", compiled, undo)
         for path, join in blocks.joined.items():
             undo.callback(block.get_submodule(path).register_forward_hook(joined_by(join, self.sequence, state)).remove)
 
+    def _split_behind(self, target: _Target, rule: SplitBehind) -> None:
+        """A method of the model splits what it gives."""
+        own, state, first = getattr(target.model, rule.method), target.state, self.plan.blocks[0]
+
+        @functools.wraps(own)
+        def split(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            call = Arguments([first.stream], (), own(*args, **kwargs))
+            call.set(first.stream, call.kwargs.pop(rule.stream))
+            self._split(target.model, first, call, state)
+            if state.split:
+                keep_own(first, call, state, True)
+                self._shard(call, rule.shard, state)
+            return {**call.kwargs, rule.stream: call.get(first.stream)}
+
+        put(target.model, rule.method, split, target.undo)
+
     def _split(self, model: nn.Module, blocks: Blocks, call: Arguments, state: ForwardState) -> None:
-        """The first block decides how the sequence lies over the ranks."""
+        """The first block, or what the plan names before it, decides how the sequence lies over the ranks."""
         grid = grid_of(blocks, tokens_of(blocks, call))
         state.split_by(self._layout(model, call, math.prod(grid)))
         state.grid = grid
@@ -272,52 +289,6 @@ class Engine:
                 return flat
         # a grid can be too small for as many tiles as ranks where its tokens are still enough for all
         return flat if 0 in layout.counts and not plan.only_tiles else layout
-
-    def _hook_attentions(self, block: nn.Module, blocks: Blocks, where: list[str], state: ForwardState, undo: contextlib.ExitStack) -> None:
-        for attention, at in zip(blocks.attentions, where, strict=True):
-            self._hook_attention(block.get_submodule(attention.module), attention, at, state, undo)
-
-    def _hook_attention(self, module: nn.Module, attention: Attention, where: str, state: ForwardState, undo: contextlib.ExitStack) -> None:
-        names = parameter_names(type(module).forward)
-        attended: list[int] = []
-        marked: list[tuple[dict[str, Any], dict[str, Any]]] = []
-
-        def before(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Hooked:
-            if not state.split or state.whole:
-                return None
-            call = Arguments(names, args, kwargs)
-            self._hold_mask(module, attention, call)
-            options = call.get("transformer_options") or {}
-            marked.append((options, mark(options, state, self.sequence, attention.kind, self._host, where)))
-            call.set("transformer_options", marked[-1][1])
-            attended.append(state.attended)
-            return tuple(call.args), call.kwargs
-
-        def after(_: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-            if not state.split or state.whole:
-                return
-            given, copied = marked.pop()
-            # a patch may leave something there for the next one
-            tell_back(dict(given), copied, given, (OVERRIDE,))
-            if id(module) in state.foreign or state.trusts_all:
-                state.self_attended += attention.kind != "replicated_queries"
-                attended.pop()
-                return
-            options = Arguments(names, args, kwargs).get("transformer_options") or {}
-            if state.attended == attended.pop() and not attention.skipped(options):
-                raise Escaped(where)
-
-        undo.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-        undo.callback(module.register_forward_hook(after, with_kwargs=True).remove)
-
-    def _hold_mask(self, module: nn.Module, attention: Attention, call: Arguments) -> None:
-        """Wrap a mask that is no tensor, so that the module hands it on to the override unread."""
-        rule = attention.mask
-        if rule is None:
-            return
-        mask = call.get(rule.parameter)
-        if mask is not None and not isinstance(mask, Tensor):
-            call.set(rule.parameter, HeldMask(mask, rule.attention(module, self._host), rule.in_raster))
 
     # -- outside the blocks ------------------------------------------------------------
 
@@ -367,7 +338,7 @@ class Engine:
             self._shard(call, point.shard, state)
             return method(*call.args, **call.kwargs)
 
-        _put(owner, name, wrapped, target.undo)
+        put(owner, name, wrapped, target.undo)
 
     def _shard(self, call: Arguments, rules: Mapping[str, ShardRule], state: ForwardState) -> None:
         for name, rule in rules.items():
@@ -388,13 +359,3 @@ class Engine:
         """All ranks' tokens in raster order, (B, T, C)."""
         state.expect_local(tokens_BtC)
         return state.layout.restore(self.sequence.all_ranks.all_gather_tokens(tokens_BtC.contiguous(), state.layout.counts), 1)
-
-
-def _put(owner: nn.Module, name: str, function: Callable[..., Any], undo: contextlib.ExitStack) -> None:
-    """``function`` in the place of a method of ``owner``, until ``undo`` closes."""
-    had = owner.__dict__.get(name)
-    owner.__dict__[name] = function
-    if had is None:
-        undo.callback(owner.__dict__.pop, name, None)
-    else:
-        undo.callback(owner.__dict__.__setitem__, name, had)

@@ -23,6 +23,7 @@ from ..attention.partial import exchanged_cross_attention, partial_cross_attenti
 from ..attention.sequence_group import SequenceGroup
 from ..attention.ulysses import Attend
 from ..errors import SPError
+from ..layout import shard_sizes
 from .forward_state import ForwardState, OtherKeys
 from .host_functions import HostFunctions
 from .plan import AttentionKind
@@ -39,6 +40,13 @@ class HeldMask:
     attention: Callable[..., Tensor]
     #: the mask counts tokens in raster order, so they have to be brought into it
     in_raster: bool = False
+    #: the mask is a dictionary of tensors that have all heads on this dim
+    heads_dim: int | None = None
+
+    def of_heads(self, first: int, count: int) -> HeldMask:
+        """The same for some of the heads."""
+        dim = self.heads_dim
+        return self if dim is None else replace(self, mask={name: x.narrow(dim, first, count) for name, x in self.mask.items()})
 
 
 @dataclass(frozen=True)
@@ -68,8 +76,12 @@ class ExchangedAttention:
         options: Mapping[str, Any],
         host: HostFunctions,
         where: str = "attention",
+        withheld: HeldMask | None = None,
     ) -> None:
-        self.where = where
+        self.where, self.withheld = where, withheld
+        if withheld is not None:
+            # what it keeps of a call it keeps of all the rank's heads
+            sequence = sequence.in_groups(1)
         self.state, self.sequence, self.kind, self.host = state, sequence, kind, host
         # the call's options as they were: what runs inside must not exchange again
         self.options = dict(options)
@@ -109,7 +121,7 @@ class ExchangedAttention:
             return self._local(trusted(function), {**kwargs, "transformer_options": self.options if options is None else options}, *tensors)
 
         self.replicated = self._replicated_in(q)
-        mask = self._of_all_keys(mask, k.size(1))
+        mask = self._of_all_keys(mask, k.size(1)) if self.withheld is None else self.withheld
         out_BtHD = self._way(mask)(q, k, v, mask, kwargs.get("scale"), local)
         return out_BtHD.transpose(1, 2) if keep_heads_first else out_BtHD.flatten(2)
 
@@ -138,7 +150,7 @@ class ExchangedAttention:
         held = mask if isinstance(mask, HeldMask) else None
         if self.sequence.ring is not None and (self.users is not None or held is not None):
             what = (
-                "a guide mask, conditioning frames or block-sparse attention"
+                "a guide mask, conditioning frames, earlier frames or block-sparse attention"
                 if held is not None
                 else "an attention function that another node installed"
             )
@@ -168,7 +180,7 @@ class ExchangedAttention:
 
         q = q_BtHD if self.kind == "replicated_queries" else all_tokens(q_BtHD)
         if isinstance(mask, HeldMask):
-            mask = replace(mask, mask=state.original(mask.mask))
+            mask = replace(mask, mask=state.original(mask.mask))  # a dictionary holds no sharded values
         return (q, all_tokens(k_BtHD), all_tokens(v_BtHD), *(() if mask is None else (mask,)))
 
     def own_tokens(self, out: Tensor) -> Tensor:
@@ -181,7 +193,11 @@ class ExchangedAttention:
 
     def _with_held_mask(self, held: HeldMask, local: Attend) -> Attend:
         """Local attention by a mask object, on tokens in the order that the object counts them in."""
-        layout = self.state.layout
+        layout, row = self.state.layout, self.sequence.ulysses
+        if held.heads_dim is not None:
+            heads = next(iter(held.mask.values())).size(held.heads_dim)
+            counts = shard_sizes(heads, row.world_size, self.sequence.head_weights)
+            held = held.of_heads(sum(counts[: row.rank]), counts[row.rank])
 
         def attend(q_BThD: Tensor, k_BThD: Tensor, v_BThD: Tensor) -> Tensor:
             order = layout.order() if held.in_raster else None
@@ -280,7 +296,13 @@ class ExchangedAttention:
 
 
 def mark(
-    options: Mapping[str, Any], state: ForwardState, sequence: SequenceGroup, kind: AttentionKind, host: HostFunctions, where: str
+    options: Mapping[str, Any],
+    state: ForwardState,
+    sequence: SequenceGroup,
+    kind: AttentionKind,
+    host: HostFunctions,
+    where: str,
+    withheld: HeldMask | None = None,
 ) -> dict[str, Any]:
     """Transformer options for one attention call that shall exchange; ``where`` it is, in words."""
-    return {**options, OVERRIDE: ExchangedAttention(state, sequence, kind, options, host, where)}
+    return {**options, OVERRIDE: ExchangedAttention(state, sequence, kind, options, host, where, withheld)}

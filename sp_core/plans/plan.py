@@ -72,6 +72,28 @@ class MaskRule:
     attention: Callable[[nn.Module, HostFunctions], Callable[..., Tensor]]
     #: the mask counts tokens in raster order (LTX), so tokens in tiles are put back into it around the attention
     in_raster: bool = False
+    #: the module is given None in its place and attends as it does without it: it would compute with the mask by itself, on its own
+    #: tokens. ``attention`` is called once, with all of the rank's heads (CausalWan's keys and values of earlier frames)
+    withheld: bool = False
+    #: parameters that are withheld with it; the mask is a dictionary of all of them then (WanAnimate2)
+    together_with: tuple[str, ...] = ()
+    #: dim of heads in the tensors of that dictionary, of which each rank has all; ``attention`` gets the rank's own
+    heads_dim: int | None = None
+
+
+@dataclass(frozen=True)
+class OwnHeads:
+    """Modules below an attention between which it attends by itself, with all tokens of this rank's heads. SeedVR2 has one.
+
+    Both take and give tokens and replicated tokens, (t, C) and (N, C); see :mod:`.own_heads`.
+    """
+
+    #: path of that which gives queries, keys and values, all heads of each behind one another
+    into: str
+    #: path of that which takes what attention gave
+    out: str
+    #: attribute of the attention that says how many heads there are
+    heads: str
 
 
 @dataclass(frozen=True)
@@ -99,6 +121,13 @@ class Attention:
     mask: MaskRule | None = None
     #: path below the module of what knows the number of heads, where the module does not (SD3)
     heads_of: str = ""
+    #: name by which the module's code calls ComfyUI's attention, where it hands no ``transformer_options`` on (PixArt). While the
+    #: module runs, that name leads to the exchange. Such blocks are not compiled
+    function: str = ""
+    #: the module's own code attends, to windows for example, and the exchange takes place around that. Such blocks are not compiled
+    own_heads: OwnHeads | None = None
+    #: the module's method that the block calls (WanAnimate2)
+    method: str = "forward"
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(AttentionKind):
@@ -146,6 +175,8 @@ class Blocks:
     #: behind the last of these the tokens are gathered, and the next list of blocks splits another sequence (Lumina 2: first the
     #: picture's tokens, then those of text and picture)
     gathers: bool = False
+    #: the block's method that the model calls (WanAnimate2). Where it is not ``forward``, weights are not shared and nothing is compiled
+    method: str = "forward"
     #: names of the block's parameters, where its forward takes what comes (``*args``, SD3)
     parameters: tuple[str, ...] = ()
     #: modules below a block, by path, that tell something about all tokens, such as the largest of a value: (B, 1, C).
@@ -162,6 +193,20 @@ class Blocks:
     def of(self, model: nn.Module) -> list[nn.Module]:
         found: Any = model.get_submodule(self.path)
         return list(found.values() if isinstance(found, nn.ModuleDict) else found)
+
+
+@dataclass(frozen=True)
+class SplitBehind:
+    """A method of the model that gives a dictionary, behind which the sequence is split already: what it adds between blocks is in it too.
+
+    Cosmos has one, ``forward_before_blocks``. Without this the first block splits the sequence.
+    """
+
+    method: str
+    #: entry that holds the tokens, as the first list of blocks gets them
+    stream: str
+    #: other entries that have something for each token, and the rule that takes this rank's part of each
+    shard: Mapping[str, ShardRule] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -188,6 +233,7 @@ class SequencePlan:
     hook_points: tuple[HookPoint, ...]
     #: what of the model works, in English, for README's table of models
     covers: str = ""
+    split_behind: SplitBehind | None = None
     choose_layout: ChooseLayout = flat_layout
     #: the tile layout, for users who ask for it
     tiles: ChooseLayout | None = None
@@ -212,6 +258,11 @@ class SequencePlan:
     to_plain: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     #: method that computes on the workers
     forward: str = "_forward"
+    #: other methods that do, which the model's own ``forward`` calls for some inputs (CausalWan's ``forward_block``)
+    further_forwards: tuple[str, ...] = ()
+    #: arguments of these that are lists of dictionaries, which the model fills during a sampling run and a sampler keeps (CausalWan's
+    #: keys and values), and the method of the model that makes each. Tensors in them lie in the workers only (:mod:`.kept_cache`)
+    caches: Mapping[str, str] = field(default_factory=dict)
     #: methods that ComfyUI calls outside the forward and that need weights (LTX-2's text connectors)
     weight_methods: tuple[str, ...] = ()
     #: method that lets go of what the model kept during a sampling run (LongCat-Video's cache of conditioning frames)
@@ -229,7 +280,7 @@ class SequencePlan:
     @property
     def keeps_state(self) -> bool:
         """The model keeps something between forwards, so every forward of a sampling run has to be split alike."""
-        return self.after_run is not None
+        return self.after_run is not None or bool(self.caches)
 
     def blocks_of(self, model: nn.Module) -> list[nn.Module]:
         """All blocks, list after list."""

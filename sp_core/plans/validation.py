@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import SPError
+from .arguments import names_of
 from .plan import Attention, Blocks, HookPoint, SequencePlan
 
 
@@ -44,10 +45,14 @@ def validate(plan: SequencePlan, model: nn.Module, host: str) -> None:
 
 
 def _check_methods(plan: SequencePlan, model: nn.Module) -> None:
-    for name in (plan.forward, *plan.weight_methods, *([plan.after_run] if plan.after_run else [])):
+    after_run = [plan.after_run] if plan.after_run else []
+    before = [plan.split_behind.method] if plan.split_behind is not None else []
+    for name in (plan.forward, *before, *plan.further_forwards, *plan.caches.values(), *plan.weight_methods, *after_run):
         if not callable(getattr(model, name, None)):
             raise _Missing(f"{type(model).__name__} has no method {name}")
     _check_parameters(type(model), plan.forward, (*plan.residuals, *plan.to_plain))
+    for name in plan.further_forwards:
+        _check_parameters(type(model), name, plan.caches)
 
 
 def _check_blocks(blocks: Blocks, model: nn.Module) -> None:
@@ -55,8 +60,9 @@ def _check_blocks(blocks: Blocks, model: nn.Module) -> None:
     if not isinstance(found, Iterable):
         raise _Missing(f"{blocks.path} of {type(model).__name__} is no list of blocks")
     replicated = blocks.replicated.argument if blocks.replicated is not None else None
-    for block in found:
-        _check_parameters(type(block), "forward", (blocks.stream, *blocks.shard, *([replicated] if replicated else [])))
+    for block in blocks.of(model):
+        _find(block, blocks.method)
+        _check_parameters(type(block), blocks.method, (blocks.stream, *blocks.shard, *([replicated] if replicated else [])))
         if blocks.parameters and not _takes_anything(type(block).forward):
             raise _Missing(f"{type(block).__name__}.forward has parameters of its own and no *args")
         for attention in blocks.attentions:
@@ -69,8 +75,18 @@ def _check_blocks(blocks: Blocks, model: nn.Module) -> None:
 def _check_attention(attention: Attention, block: nn.Module) -> None:
     module = _find(block, attention.module)
     _find(module, attention.heads_of)
-    mask = [attention.mask.parameter] if attention.mask is not None else []
-    _check_parameters(type(module), "forward", ("transformer_options", *mask))
+    if attention.own_heads is not None:
+        for path in (attention.own_heads.into, attention.own_heads.out, attention.own_heads.heads):
+            _find(module, path)
+        return
+    _find(module, attention.method)
+    rule = attention.mask
+    given = [] if rule is None else [rule.parameter, *rule.together_with]
+    if not attention.function:
+        given.append("transformer_options")
+    elif attention.function not in names_of(getattr(type(module), attention.method)):
+        raise _Missing(f"the code of {type(module).__name__} has no {attention.function}")
+    _check_parameters(type(module), attention.method, given)
 
 
 def _check_hook_point(point: HookPoint, model: nn.Module) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from distributed.longcat_ranks import enter_host
 from host.families import FAMILIES, Family
-from host.family_inputs import plain, random, video
+from host.family_inputs import METHOD, plain, random, video
 from torch import Tensor
 
 from sp_core.demo.run import relative_l2
@@ -122,7 +122,7 @@ class Ranks:
         counters.clear()
         told: dict[str, Any] = {"errors": [], "graphs": [], "exchanges": [], "uncompiled": {}}
         for forward in forwards:
-            make = family.forwards[forward] if isinstance(forward, str) else functools.partial(_camera, forward)
+            make = functools.partial(_first, family.forwards[forward] if isinstance(forward, str) else functools.partial(_camera, forward))
             stock = _forward(model, plan.forward, make())
             # another transport in each forward, as after a failure
             transport, inputs = CollectiveTransport(self.groups[size]), make()
@@ -147,11 +147,19 @@ class Ranks:
             dist.barrier(group)
 
 
+def _first(make: Callable[[], Any]) -> dict[str, Any]:
+    """Of forwards that follow one another the first."""
+    made = make()
+    return made if isinstance(made, dict) else next(made)
+
+
 def _camera(sizes: tuple[int, ...]) -> dict[str, Any]:
     """Arguments of Wan's camera model by the frames, height and width of x."""
     return plain(video(36, *sizes), clip_fea=random(1, 257, 1280, seed=9))
 
 
 def _forward(model: Any, method: str, inputs: dict[str, Any]) -> list[Tensor]:
-    out = getattr(model, method)(**{"transformer_options": {"block_index": 0, "sigmas": torch.rand(1)}, **inputs})
+    options = {} if METHOD in inputs else {"transformer_options": {"block_index": 0, "sigmas": torch.rand(1)}}
+    arguments = {name: value for name, value in inputs.items() if name != METHOD}
+    out = getattr(model, inputs.get(METHOD, method))(**{**options, **arguments})
     return list(out) if isinstance(out, (list, tuple)) else [out]

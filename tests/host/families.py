@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from host.family import Family
 from host.family_inputs import hunyuan, hunyuan_15, keyframes, minimax, plain, random, references, video, wan
+from host.further_families import FURTHER
 from host.picture_families import PICTURES
 from host.video_families import VIDEOS
 from torch import Tensor
@@ -257,4 +258,5 @@ FAMILIES: dict[str, Family] = {
     "HunyuanVideo 1.5, 16 heads": Family(_HUNYUAN_MODULE, "HunyuanVideo", heads(_HUNYUAN_15, 16, 16), {"text": hunyuan_15}),
     **VIDEOS,
     **PICTURES,
+    **FURTHER,
 }

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from sp_core.plans.kept_cache import KeptCache
+
+#: of a forward's inputs: the method that takes them, where it is not the plan's
+METHOD = "sp_method"
 
 
 def random(*shape: int, seed: int) -> Tensor:
@@ -24,6 +30,20 @@ def plain(x: Tensor, text_dim: int = 24, **more: Any) -> dict[str, Any]:
 def wan(channels: int = 16, **more: Any) -> dict[str, Any]:
     """5 x 5 x 7 tokens; height and width are not whole patches."""
     return plain(video(channels, 5, 9, 13), **more)
+
+
+def causal(batch: int = 1) -> Iterator[dict[str, Any]]:
+    """As ComfyUI's sampler calls CausalWan: a first frame, then two frames at a time, each computed again in the place of the last."""
+    rooms = {name: torch.empty(batch, 5 * 35, 4, 24, device="meta") for name in ("k", "v")}
+    caches = [KeptCache(i, {**rooms, "end": 0}, torch.device("cpu")) for i in range(3)]
+    texts: list[dict[str, Any]] = [{"is_init": False} for _ in range(3)]
+    for number, (start, frames, again) in enumerate(((0, 1, 0), (1, 2, 0), (1, 2, 70), (3, 2, 0))):
+        for cache in caches:
+            cache["end"] -= again
+        x = random(batch, 16, frames, 9, 13, seed=number + 1)
+        timestep = torch.linspace(700.0, 300.0, batch)[:, None].expand(batch, frames)
+        made = {"x": x, "timestep": timestep, "context": random(batch, 7, 24, seed=9), "start_frame": start}
+        yield {METHOD: "forward_block", **made, "kv_caches": caches, "crossattn_caches": texts}
 
 
 def hunyuan(x: Tensor | None = None, *, mask: bool = True, **more: Any) -> dict[str, Any]:

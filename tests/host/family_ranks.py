@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from distributed.longcat_ranks import enter_host
 from host.families import FAMILIES
+from host.family_inputs import METHOD
 from torch import Tensor
 
 from sp_core.demo.run import relative_l2
@@ -48,13 +49,15 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[..., dict[str, A
             models[family] = FAMILIES[family].build()
             validate(plan, models[family], "this ComfyUI")
         model, make = models[family], FAMILIES[family].forwards[name]
-        stock = _forward(model, plan.forward, make())
+        stock = [part for inputs in _calls(make()) for part in _forward(model, plan.forward, inputs)]
         transport = CollectiveTransport(groups[size])
-        inputs = make()
-        engine = Engine(plan, SequenceGroup(transport, transport, shares=shares), layout=layout, inputs=inputs, host=host_functions())
-        with FAMILIES[family].patched(), engine.installed(model) as state:
-            out = _forward(model, plan.forward, inputs)
-            state.check()
+        sequence = SequenceGroup(transport, transport, shares=shares)
+        out: list[Tensor] = []
+        for inputs in _calls(make()):
+            engine = Engine(plan, sequence, layout=layout, inputs=inputs, host=host_functions())
+            with FAMILIES[family].patched(), engine.installed(model) as state:
+                out += _forward(model, plan.forward, inputs)
+                state.check()
         errors = [relative_l2(mine, theirs) for mine, theirs in zip(out, stock, strict=True)]
         shape = model_shape(plan, model)
         return {
@@ -69,6 +72,14 @@ def serve(comfyui: str, rank: int, world_size: int) -> Callable[..., dict[str, A
     return answer
 
 
+def _calls(made: Any) -> Iterable[dict[str, Any]]:
+    """The forwards of a case: one, or some that follow one another."""
+    return [made] if isinstance(made, dict) else made
+
+
 def _forward(model: Any, method: str, inputs: dict[str, Any]) -> list[Tensor]:
-    out = getattr(model, method)(**{"transformer_options": {}, **inputs})
+    """``inputs`` may name another method than the plan's, which then takes no options."""
+    options = {} if METHOD in inputs else {"transformer_options": {}}
+    arguments = {name: value for name, value in inputs.items() if name != METHOD}
+    out = getattr(model, inputs.get(METHOD, method))(**{**options, **arguments})
     return list(out) if isinstance(out, (list, tuple)) else [out]

@@ -1,4 +1,4 @@
-"""InfiniteTalk: a patch on Wan's attention, and for two speakers another one that leaves it a map of who speaks where."""
+"""Patches on Wan. InfiniteTalk: on its attention, and for two speakers another one that leaves it a map of who speaks where. Uni3C."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import campaign
 import pytest
-from host.graphs import Branch, Case, Link, compare, sample, text
+from host.graphs import Branch, Case, Link, compare, latent, sample, text
 
 from sp_core.demo.comfy_server import ComfyServer
 
@@ -62,3 +62,26 @@ CASES = {"one speaker": speaking("one_speaker", 1), "two speakers": speaking("tw
 @pytest.mark.parametrize("case", campaign.parameters(plain=["two speakers"], campaign=["one speaker"]))
 def test_same_as_stock(server: ComfyServer, devices: str, case: str) -> None:
     assert "MultiTalkCrossAttnPatch" in compare(server, CASES[case], devices, cfg_split=1).sp.report
+
+
+def guided(branch: Branch) -> Link:
+    """Wan with Uni3C, whose blocks run beside those of Wan, one less of them."""
+    wan = {**WAN, "dim": 96, "num_heads": 4}
+    model = branch.add("SPTestTinyModel", kind="WAN21_I2V", arguments=json.dumps(wan), seed=3)[0]
+    made = branch.add(
+        "WanUni3CControlnetApply",
+        model=model,
+        model_patch=branch.add("SPTestUni3CPatch", layers=2)[0],
+        vae=branch.add("SPTestVAE", channels=16, time_stride=4, stride=8)[0],
+        render_video=branch.add("SPTestImage", frames=9, height=80, width=112, seed=3)[0],
+        strength=0.8,
+        start_percent=0.0,
+        end_percent=1.0,
+    )
+    return sample(branch, branch.patch(made[0]), text(branch, 24), latent(branch, "1,16,3,10,14"))
+
+
+@pytest.mark.parametrize("devices", campaign.parameters(plain=["cpu:3"], campaign=["cpu:2"]))
+def test_uni3c_is_the_same_as_stock(server: ComfyServer, devices: str) -> None:
+    found = compare(server, guided, devices)
+    assert "flat" in found.decision, found.sp.report

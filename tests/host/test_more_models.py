@@ -57,6 +57,7 @@ class Model:
 
 _POOLED = {"pooled_output": [1, 20]}
 _REFERENCES = {"reference_latents": [[1, 16, 6, 10], [1, 16, 4, 4]]}
+_MT5 = {"attention_mask": [1, 7], "conditioning_mt5xl": [1, 6, 32], "attention_mask_mt5xl": [1, 6]}
 _CLEAN = ("FluxKontextMultiReferenceLatentMethod", {"reference_latents_method": "index_timestep_zero"})
 MODELS = {
     "flux_with_references": Model("Flux", "Flux", "1,16,9,13", tensors={**_POOLED, **_REFERENCES}),
@@ -82,11 +83,23 @@ MODELS = {
     "joy_image": Model("JoyImage", "JoyImage", "1,16,1,9,13"),
     "krea2": Model("Krea 2", "Krea2", "1,16,9,13"),
     "ideogram4": Model("Ideogram 4", "Ideogram4", "1,128,5,7", arguments={"in_channels": 128}),
+    "wan_animate2": Model(
+        "Wan Animate 2",
+        "WAN_Animate2",
+        "1,16,4,10,14",
+        tensors={"pose_video_latent": [1, 16, 3, 10, 14], "cross_attn_pose": [1, 5, 24]},
+    ),
+    "seedvr2": Model("SeedVR2", "SeedVR2", "1,16,3,10,14", tensors={"condition": [1, 17, 3, 10, 14]}),
+    "cosmos1": Model("Cosmos 1", "CosmosT2V", "1,16,3,10,14"),
+    "pixart": Model("PixArt", "PixArtAlpha", "1,4,34,38"),
+    "ernie_image": Model("ErnieImage", "ErnieImage", "1,16,5,7"),
+    "hunyuan_dit": Model("Hunyuan DiT", "HunyuanDiT", "1,4,10,14", tensors=_MT5),
+    "pixel_dit": Model("PixelDiT", "PixelDiTT2I", "1,3,20,28"),
     "wandancer": Model("WanDancer", "WAN22_WanDancer", "1,16,3,16,16", tensors={"audio_embed": [1, 9, 35]}),
 }
 #: its attention is swapped below, for good
 _SWAPPED = "joy_image"
-_PLAIN = ("flux_with_references", "qwen_image_edit", "z_image", "sd3", "cogvideox", "cosmos_predict2", "mochi")
+_PLAIN = ("flux_with_references", "qwen_image_edit", "z_image", "sd3", "cogvideox", "cosmos_predict2", "mochi", "wan_animate2", "seedvr2")
 
 
 @pytest.fixture(scope="module", params=on_devices())

@@ -1,4 +1,4 @@
-"""Models without a plan, through a real server: UNets and image transformers share out whole batch rows, or compute on one device."""
+"""Models without a plan, and forwards that a plan does not split, through a real server: batch rows are shared out, or all is on one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sp_core.demo.comfy_server import ComfyServer
 
 pytestmark = pytest.mark.usefixtures("checkpoints")
 WITHOUT_PLAN = "has no sequence plan, so only whole batch rows can be shared out"
+IN_TILES = "'s tokens are not split in tiles, which SP Model Patch was asked for, so only whole batch rows can be shared out"
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def checkpoints(comfyui: Path, base: Path) -> None:
     write_families(comfyui, base, ["tiny_unet"])
 
 
-#: an image transformer without wrappers around its forward
+#: an image transformer without wrappers around its forward. It has a plan, and its tokens are not split in tiles
 ERNIE = {"hidden_size": 96, "num_attention_heads": 6, "num_layers": 2, "ffn_hidden_size": 64, "text_in_dim": 24, "rope_axes_dim": [4, 6, 6]}
 
 
@@ -83,15 +84,23 @@ def _name(value: object) -> str:
     return getattr(value, "__name__", str(value))
 
 
+def requested(build: Case) -> dict[str, str]:
+    return {"layout": "tiles"} if "ernie" in _name(build) else {}
+
+
+def told(build: Case) -> str:
+    return IN_TILES if "ernie" in _name(build) else WITHOUT_PLAN
+
+
 @pytest.mark.parametrize(("devices", "build", "decision"), SHARED, ids=_name)
 def test_rows_are_shared_out(server: ComfyServer, devices: str, build: Case, decision: str) -> None:
-    found = compare(server, build, devices)
-    assert decision in found.decision and found.decision.endswith(WITHOUT_PLAN), found.sp.report
+    found = compare(server, build, devices, **requested(build))
+    assert decision in found.decision and found.decision.endswith(told(build)), found.sp.report
 
 
 @pytest.mark.parametrize(("devices", "build", "why"), ALONE, ids=_name)
 def test_one_device_computes_all(server: ComfyServer, devices: str, build: Case, why: str) -> None:
-    found = compare(server, build, devices)
+    found = compare(server, build, devices, **requested(build))
     count = int(devices[-1])
     assert found.decision.startswith(f"{count} devices: one computes all, {count - 1} idle; "), found.sp.report
-    assert WITHOUT_PLAN in found.decision and found.decision.endswith(why), found.sp.report
+    assert told(build) in found.decision and found.decision.endswith(why), found.sp.report

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from host.family import Family
-from host.family_inputs import plain, random, video
+from host.family_inputs import causal, plain, random, video, wan
 from torch import Tensor
 
 _COGVIDEO = {
@@ -62,6 +63,19 @@ _COSMOS = {
     "use_adaln_lora": True,
     "adaln_lora_dim": 16,
 }
+_COSMOS1 = {
+    **{name: _COSMOS[name] for name in ("max_img_h", "max_img_w", "max_frames", "in_channels", "out_channels")},
+    **{name: _COSMOS[name] for name in ("patch_spatial", "patch_temporal", "model_channels", "num_blocks", "num_heads")},
+    "crossattn_emb_channels": 24,
+    "block_x_format": "THWBD",
+    "pos_emb_cls": "rope3d",
+    "use_adaln_lora": True,
+    "adaln_lora_dim": 16,
+    "affline_emb_norm": True,
+    "extra_per_block_abs_pos_emb": True,
+    "extra_per_block_abs_pos_emb_type": "learnable",
+}
+_ANIMATE2 = {"dim": 96, "ffn_dim": 64, "num_heads": 4, "num_layers": 3, "in_dim": 36, "out_dim": 16, "text_dim": 24}
 _DANCER = {
     "dim": 96,
     "ffn_dim": 64,
@@ -87,6 +101,27 @@ def _cosmos(*sizes: int, per_frame: bool = False) -> dict[str, Any]:
     inputs = plain(video(16, *(sizes or (3, 9, 13))))
     timesteps = inputs.pop("timestep")
     return {**inputs, "timesteps": torch.linspace(0.0, 0.9, 3)[None] if per_frame else timesteps / 1000}
+
+
+def _cosmos1(batch: int = 1) -> dict[str, Any]:
+    inputs = plain(video(16, 3, 10, 14, batch=batch))
+    return {**inputs, "timesteps": inputs.pop("timestep") / 1000, "fps": torch.tensor([24.0])}
+
+
+def _animate2(poses: bool = True, **more: Any) -> dict[str, Any]:
+    """Three frames behind the reference picture, 5 x 7 tokens each."""
+    clip = {"clip_fea": random(1, 257, 1280, seed=9)}
+    pose = {"pose_latents": random(1, 16, 3, 9, 13, seed=4), "context_pose": random(1, 5, 24, seed=5)} if poses else {}
+    return plain(video(36, 4, 9, 13), **clip, **pose, **more)
+
+
+def _cached_animate2() -> Iterator[dict[str, Any]]:
+    """Two steps, of which the second finds the pose video's stream in the cache."""
+    from comfy.ldm.wan.model_animate2 import PoseBranchCache
+
+    cache = PoseBranchCache()
+    for _ in range(2):
+        yield {**_animate2(), "transformer_options": {"animate2_cache": cache}}
 
 
 def _dancer(**more: Any) -> dict[str, Any]:
@@ -136,6 +171,40 @@ VIDEOS: dict[str, Family] = {
         {**_COSMOS, "extra_per_block_abs_pos_emb": True},
         {"text": _cosmos},
         plain=(),
+    ),
+    "Cosmos 1": Family(
+        "comfy.ldm.cosmos.model",
+        "GeneralDIT",
+        _COSMOS1,
+        {"text": _cosmos1, "two videos": lambda: _cosmos1(2)},
+        plain=(("two videos", 3),),
+    ),
+    "Anima": Family(
+        "comfy.ldm.anima.model",
+        "Anima",
+        _COSMOS,
+        {"text": lambda: _cosmos(1, 9, 13)},
+        smaller={"LLMAdapter": {"source_dim": 24, "target_dim": 24, "model_dim": 32, "num_layers": 1, "num_heads": 2}},
+        plain=(("text", 3),),
+    ),
+    "Wan Animate 2": Family(
+        "comfy.ldm.wan.model_animate2",
+        "WanAnimate2Model",
+        _ANIMATE2,
+        {
+            "poses": _animate2,
+            "strengths": lambda: _animate2(pose_strength=0.7, reference_strength=1.3),
+            "weaker picture": lambda: _animate2(poses=False, reference_strength=0.5),
+            "cache": _cached_animate2,
+        },
+        plain=(("strengths", 3), ("cache", 2)),
+    ),
+    "Causal Wan": Family(
+        "comfy.ldm.wan.ar_model",
+        "CausalWanModel",
+        {"dim": 96, "ffn_dim": 64, "num_heads": 4, "num_layers": 3, "in_dim": 16, "out_dim": 16, "text_dim": 24},
+        {"frame by frame": causal, "two videos": lambda: causal(2), "all at once": wan},
+        plain=(("frame by frame", 3), ("all at once", 2)),
     ),
     "WanDancer": Family(
         "comfy.ldm.wan.model_wandancer",

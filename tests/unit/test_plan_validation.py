@@ -10,7 +10,7 @@ from torch import nn
 
 from sp_core.errors import SPError
 from sp_core.plans import PLANS, Attention, Blocks, HookPoint, HostFunctions, MaskRule, Replicated, SequencePlan, plan_named, validate
-from sp_core.plans.plan import NoPlan
+from sp_core.plans.plan import NoPlan, OwnHeads, SplitBehind
 from sp_core.plans.shard_rules import by_token
 from sp_core.reference.model import AudioVideoDiT, ReferenceConfig
 from sp_core.reference.plan import REFERENCE
@@ -83,6 +83,14 @@ WRONG_PLANS = {
         with_blocks(attentions=(Attention("video_self", mask=MaskRule("mask", "mask", lambda module, host: host.guide_mask_attention)),)),
         "Attention.forward has no parameter mask",
     ),
+    "function": (with_blocks(attentions=(Attention("video_self", function="attend_fast"),)), "the code of Attention has no attend_fast"),
+    "method of an attention": (with_blocks(attentions=(Attention("video_self", method="forward_gen"),)), "Attention has no forward_gen"),
+    "own heads": (with_blocks(attentions=(Attention("video_self", own_heads=OwnHeads("qkv", "out", "heads")),)), "Attention has no qkv"),
+    "method of a block": (with_blocks(method="forward_gen"), "Block has no forward_gen"),
+    "split_behind": (replace(REFERENCE, split_behind=SplitBehind("before", "x")), "AudioVideoDiT has no method before"),
+    "further_forwards": (replace(REFERENCE, further_forwards=("forward_block",)), "AudioVideoDiT has no method forward_block"),
+    "makes a cache": (replace(REFERENCE, caches={"kv": "init_kv"}), "AudioVideoDiT has no method init_kv"),
+    "cache": (replace(REFERENCE, further_forwards=("forward",), caches={"kv": "forward"}), "AudioVideoDiT.forward has no parameter kv"),
     "joined": (with_blocks(joined={"video_self.largest": lambda found: found}), "Attention has no largest"),
     "no list": (replace(REFERENCE, blocks=(Blocks("video_head", "x", ()),)), "video_head of AudioVideoDiT is no list of blocks"),
     "gather at a method": (replace(REFERENCE, hook_points=(HookPoint("_patchify", gather=True),)), "_patchify of AudioVideoDiT is no mod"),

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...errors import SPError
 from ...planner.degrees import NOTHING_REQUESTED, RequestedDegrees
-from ...plans import SequencePlan
+from ...plans import SequencePlan, kept_cache
 from ...pool.devices import WorkerDevice
 from ...pool.errors import Cancelled
 from .. import comfy_api
@@ -224,6 +224,7 @@ class RemoteModel:
         plain, objects = self.outgoing.for_workers(transformer_options)
         if skips:
             plain[SKIPPED] = skips
+        caches = {name: named[name] for name in self.plan.caches if name in named}
         named, extra = ({name: self._travelling(name, value) for name, value in part.items()} for part in (named, extra))
         device = _device_of(named)
         pool = self._session.ensure(self)
@@ -247,9 +248,13 @@ class RemoteModel:
         self._account(pool, reply["stats"], time.perf_counter() - started)
         if objects is not None:
             self.departure.take_back(objects, from_wire(reply["changed"]))
+        for name, kept in caches.items():
+            kept_cache.take_back(kept, reply["caches"][name])
         return reply["output"]
 
     def _travelling(self, name: str, value: Any) -> Any:
+        if name in self.plan.caches:
+            return kept_cache.as_plain(name, value)
         change = self.plan.to_plain.get(name)
         return value if change is None or value is None else change(value)
 

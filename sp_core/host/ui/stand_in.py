@@ -9,6 +9,7 @@ answers attribute reads. Calls of methods that need weights go to the workers to
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...errors import SPError
 from ...plans import SequencePlan, base_of_pack, replaced_methods, runs_wrappers
+from ...plans.kept_cache import without_memory
 from ..options import name_of
 from .snapshot import Change
 from .watch import SwapWatch, swapped
@@ -156,6 +158,19 @@ def _caller(method: str, local: Callable[..., Any] | None = None) -> Callable[..
     return call
 
 
+def _cache_maker(method: str, numbers: Iterator[int]) -> Callable[..., Any]:
+    """A method of the model that makes caches, which makes them without memory here: the workers have them."""
+
+    def make(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = getattr(self.__dict__["_sp_class"], method)
+        bound = inspect.signature(own).bind(self, *args, **kwargs)
+        if "device" in bound.arguments:
+            bound.arguments["device"] = torch.device("meta")
+        return without_memory(own(*bound.args, **bound.kwargs), numbers)
+
+    return make
+
+
 def make_stand_in(
     local: torch.nn.Module, local_class: type, plan: SequencePlan, channel: Channel, watch: SwapWatch, backup: Mapping[str, Any]
 ) -> torch.nn.Module:
@@ -169,6 +184,9 @@ def make_stand_in(
     forward = "forward" if plan.splits_tokens and "forward" in replaced_methods(local_class) else plan.forward
     refuse_wrappers = forward != plan.forward if plan.splits_tokens else forward == "forward" and runs_wrappers(local_class)
     members: dict[str, Any] = {forward: _forwarder(local_class, forward, refuse_wrappers)}
+    numbers = itertools.count()
+    members |= {method: _forwarder(local_class, method, False) for method in plan.further_forwards}
+    members |= {method: _cache_maker(method, numbers) for method in plan.caches.values()}
     # what nobody has read may be anything
     local_methods = {} if plan.splits_tokens else {method: getattr(local_class, method) for method in plan.weight_methods}
     members |= {method: _caller(method, local_methods.get(method)) for method in plan.weight_methods}
@@ -184,7 +202,8 @@ def make_stand_in(
     torch.nn.Module.__init__(stand_in)
     # not by |=, which sets the attribute __dict__: the mixin would put the dictionary into itself, and nothing in it would ever
     # go before Python looks for circles
-    stand_in.__dict__.update(_sp_local=local, _sp_channel=channel, _sp_watch=watch, _sp_backup=backup, training=False)
+    stand_in.__dict__.update(_sp_local=local, _sp_class=local_class, _sp_channel=channel, _sp_watch=watch)
+    stand_in.__dict__.update(_sp_backup=backup, training=False)
     # a pack's own forward may read what its other nodes set on the model
     stand_in.__dict__.update(_sp_reads_more=bool(replaced_methods(local_class)))
     return stand_in

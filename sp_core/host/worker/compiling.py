@@ -134,6 +134,8 @@ def why_not(model: LoadedModel, call: ForwardCall, groups: ParallelGroups) -> st
         return f"the class {model.alone} has code of its own in the model's forward"
     if any(blocks.joined for blocks in model.plan.blocks):
         return f"a module in the blocks of {model.plan.title} tells something about all tokens, which the ranks join"
+    if any(blocks.method != "forward" for blocks in model.plan.blocks):
+        return f"{model.plan.title} calls a block's parts one by one"
     if groups.sequence.ring is not None:
         return "keys and values go round a ring (ring in SP Model Patch)"
     inside = [

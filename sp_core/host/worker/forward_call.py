@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...planner.degrees import RequestedDegrees
+from ...plans.kept_cache import RankCaches
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,24 @@ class ForwardCall:
         # a method that hands everything on gets by place what ComfyUI gives by place
         by_place = any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(method).parameters.values())
         args = [named.pop(name) for name in list(named)[:2]] if by_place else []
-        return method(*args, **named, transformer_options=options, **self.extra)
+        return method(*args, **named, **({"transformer_options": options} if _takes_options(method) else {}), **self.extra)
+
+    def with_caches(self, names: Iterable[str], caches: RankCaches) -> ForwardCall:
+        """The same call with the caches of this rank, of which it came with the numbers."""
+        arrived = {name: caches.arrived(self.named[name]) for name in names if name in self.named}
+        return replace(self, named={**self.named, **arrived}) if arrived else self
+
+    def numbers_of(self, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+        """Of the caches, their numbers as they are now."""
+        return {name: [cache.numbers for cache in self.named[name]] for name in names if name in self.named}
 
     @property
     def conditionings(self) -> int:
         """How many conditionings the host batched into this call."""
         return len(self.options.get("cond_or_uncond") or (0,))
+
+
+def _takes_options(method: Callable[..., Any]) -> bool:
+    """CausalWan's ``forward_block`` takes none, so that its blocks run without any."""
+    parameters = inspect.signature(method).parameters
+    return "transformer_options" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

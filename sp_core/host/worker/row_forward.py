@@ -72,8 +72,9 @@ def why_unsplit(model: LoadedModel, call: ForwardCall) -> str:
     plan, requested = model.plan, call.requested
     if not plan.splits_tokens or model.alone is not None:
         return ""
-    if not plan.strict and (requested.ring or 1) > 1 and any(attention.kind == "joint" for attention in plan.attentions):
-        return "in a ring, which SP Model Patch was asked for and text in the attention does not allow"
+    no_ring = any(attention.kind == "joint" or attention.mask is not None for attention in plan.attentions)
+    if not plan.strict and (requested.ring or 1) > 1 and no_ring:
+        return "in a ring, which SP Model Patch was asked for and text or a second stream in the attention does not allow"
     if not plan.strict and requested.layout == "tiles" and plan.tiles is None:
         return "in tiles, which SP Model Patch was asked for"
     if model.unsplit or plan.strict:

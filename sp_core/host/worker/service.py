@@ -22,6 +22,7 @@ from ...planner.cost import MeasuredRates
 from ...planner.degrees import Degrees, RequestedDegrees
 from ...plans import SequencePlan, code_of_packs, plan_of, plan_without, validate
 from ...plans.forward_state import ForwardState
+from ...plans.kept_cache import RankCaches
 from ...plans.shape import token_count
 from ...pool.protocol import GROUP_TIMEOUT, FromEachRank
 from ...pool.shared_state import Phase
@@ -61,6 +62,7 @@ class HostService:
         register_models()
         self._replay = GraphReplay(context, options["catalogue"])
         self._arrivals = Arrivals(self._replay.packs.module)
+        self._caches = RankCaches(context.device)
         self._residency = Residency(context)
         self._decider = Decider(context.world_size, context.device, self._measure_rates)
         self._compilers = Compilers(context)
@@ -108,7 +110,7 @@ class HostService:
         if model.alone is None:
             self._alike.check(model.patcher)
         objects = None if body["objects"] is None else from_wire(body["objects"])
-        call = self._arrivals.complete(ForwardCall.from_body(body), objects, model)
+        call = self._arrivals.complete(ForwardCall.from_body(body), objects, model).with_caches(model.plan.caches, self._caches)
         unsplit = why_unsplit(model, call)
         if unsplit or not model.plan.splits_tokens:
             return self._forward_of_rows(model, call, body["run"], unsplit)
@@ -136,7 +138,8 @@ class HostService:
         if settings.verify_ranks() and choice.degrees.ranks == self.context.world_size:
             check_ranks_agree(output)
         decision = choice.line(state.describe(), groups.sequence.all_ranks.name) + told_of(model, state)
-        return self._reply(output, self._stats(decision, groups, state, granted) | told_of_weights(model, call.requested, weights))
+        told = self._stats(decision, groups, state, granted) | told_of_weights(model, call.requested, weights)
+        return self._reply(output, told) | {"caches": call.numbers_of(model.plan.caches)}
 
     def _forward_of_rows(self, model: LoadedModel, call: ForwardCall, run: int | None, unsplit: str) -> dict[str, Any]:
         """A forward of a model without a plan, or one that its plan does not split."""
@@ -220,6 +223,7 @@ class HostService:
         """A sampling run is over: the model, and the host, let go of what they kept for it."""
         model = self._residency.get(body["key"])
         self._arrivals.forget()
+        self._caches.forget()
         try:
             if model is not None and body["method"]:
                 getattr(model.diffusion_model, body["method"])()

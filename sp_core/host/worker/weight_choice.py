@@ -20,6 +20,8 @@ def _why_whole(model: LoadedModel, ranks: int) -> str:
     """Why this model's weights cannot be shared out; "" where they can."""
     if not model.plan.splits_tokens or model.unsplit:
         return "nobody knows the blocks of this model"
+    if any(blocks.method != "forward" for blocks in model.plan.blocks):
+        return "this model calls a block's parts one by one"
     if model.alone is not None or ranks == 1:
         return "one device computes"
     movers = comfy_memory.called_at_loading(model.patcher)

@@ -1,12 +1,16 @@
-"""Cosmos Predict 2 and Anima: blocks on a grid of tokens, with a timestep for all frames or one for each."""
+"""Cosmos: blocks on a grid of tokens. Predict 2 and Anima have one timestep or one a frame; Cosmos 1 has its batch behind the grid."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
+from ...comm import Transport
 from ..forward_state import ForwardState
-from ..plan import Attention, Blocks, HookPoint, SequencePlan
+from ..plan import Attention, Blocks, HookPoint, SequencePlan, SplitBehind
 from ..shard_rules import by_frame, by_token
 
 
@@ -36,3 +40,26 @@ COSMOS_PREDICT2 = SequencePlan(
 )
 # its adapter of the text is called outside the forward
 ANIMA = replace(COSMOS_PREDICT2, architecture="Anima", title="Anima", covers="text to picture", weight_methods=("preprocess_text_embeds",))
+
+
+def _grid_first(value: Tensor, state: ForwardState) -> Tensor:
+    """(F, H, W, B, C) to (t, 1, 1, B, C)."""
+    return state.shard(value.flatten(0, 2), 0)[:, None, None]
+
+
+def _videos_one_by_one(output: Tensor, arguments: Mapping[str, Any], state: ForwardState, transport: Transport) -> Tensor:
+    """(B t, 1, C) to (B T, 1, C)."""
+    own = output.unflatten(0, (-1, state.layout.counts[state.rank])).contiguous()
+    return state.layout.restore(transport.all_gather_tokens(own, state.layout.counts), 1).flatten(0, 1)
+
+
+_POSITIONS = "extra_pos_emb_B_T_H_W_D_or_T_H_W_B_D"
+COSMOS1 = SequencePlan(
+    architecture="GeneralDIT",
+    title="Cosmos 1",
+    covers="text and image to video",
+    # the model adds positions to the tokens before each block; rope: (T, D / 2, 2, 2)
+    split_behind=SplitBehind("forward_before_blocks", "x", {_POSITIONS: _grid_first, "rope_emb_L_1_1_D": by_token(0)}),
+    blocks=(Blocks("blocks", "x", (Attention("blocks.0.block.attn"),), dim=0, dims=3),),
+    hook_points=(HookPoint("final_layer", gather=_videos_one_by_one),),
+)

@@ -17,6 +17,9 @@ class _VideoEncoder:
     def spacial_compression_encode(self):
         return self.stride
 
+    def temporal_compression_decode(self):
+        return self.time_stride
+
     def encode(self, pixels):
         """(F, H, W, 3) to (1, C, (F - 1) // time_stride + 1, H // stride, W // stride)."""
         frames = torch.nn.functional.avg_pool2d(pixels[..., :3].movedim(-1, 1), self.stride)
