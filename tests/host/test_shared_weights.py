@@ -146,6 +146,10 @@ def test_code_that_moves_weights_at_loading_is_named_and_gets_whole_weights(serv
     assert re.search(r"weights: whole on each device, as .*swap.* may move weights", report), report
 
 
+def test_auto_on_cpu_workers_is_whole_and_the_report_says_why(server: ComfyServer) -> None:
+    assert "weights: whole on each device, as auto shares them out only between devices" in run_sp(server, wan(), DEVICES).report
+
+
 # -- memory and what happens between
 
 
