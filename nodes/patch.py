@@ -93,8 +93,8 @@ class SPModelPatch(io.ComfyNode):
                     optional=True,
                     advanced=True,
                     tooltip="How the weights lie on the devices. whole: all of them on each. shared: each device holds its part, and a "
-                    "block's weights are gathered before it computes, so N devices hold the model together. auto: whole. "
-                    "The result is the same.",
+                    "block's weights are gathered before it computes, so N devices hold the model together. auto: whole, but shared where "
+                    "whole does not fit on GPUs and gathering is predicted to be faster than main memory. The result is the same.",
                 ),
             ],
             outputs=[io.Model.Output(tooltip="The same model; use it with any sampler or guider.")],

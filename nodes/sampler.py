@@ -71,7 +71,8 @@ class SPSampler(io.ComfyNode):
                     optional=True,
                     advanced=True,
                     tooltip="How the weights lie on the devices. whole: all of them on each. shared: each device holds its part. "
-                    "auto: whole. Not used when SP Model Patch has patched the model already.",
+                    "auto: whole, but shared where whole does not fit on GPUs and gathering is predicted to be faster than main memory. "
+                    "Not used when SP Model Patch has patched the model already.",
                 ),
             ],
             outputs=[

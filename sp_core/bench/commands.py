@@ -12,6 +12,7 @@ COMMANDS = {
     "cross": ("bench.cross", "video-to-audio attention: keys exchanged, or partial results merged"),
     "overlap": ("bench.overlap", "what of an exchange stays exposed when heads go in groups, on a link that is slow on purpose"),
     "shares": ("bench.shares", "equal shares and shares by speed on ranks of which one is slower on purpose"),
+    "weights": ("bench.weights", "shared weights against whole ones, and what of a slow gather the computing hides"),
     "sparse": ("bench.sparse", "block-sparse attention of a refining pass against dense attention, by how much it leaves out"),
     "step": ("bench.step", "N workers against one process with as many threads"),
     "decode": ("bench.decode", "a VAE on N workers against one process with as many threads (needs ComfyUI)"),

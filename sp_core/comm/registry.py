@@ -158,3 +158,5 @@ UNSTAGED = (
     TransportRow("gloo", "cpu", make_gloo, needs=(gloo_backend,), plain=True),
 )
 TRANSPORTS = (*UNSTAGED, *(staged(row) for row in UNSTAGED if row.device == "cpu"))
+#: for few exchanges that are large: on a device nothing receives them but the tensors that come, which go again
+WITHOUT_BUFFERS = tuple(row for row in TRANSPORTS if row.make is not make_peer)

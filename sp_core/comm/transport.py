@@ -153,6 +153,9 @@ class Transport(ABC):
     def after_trial(self) -> None:  # noqa: B027 (most transports are tried as they are used)
         """Called once the first exchanges were right on every rank: what holds for a trial alone ends here."""
 
+    def hold_little(self) -> None:  # noqa: B027 (most transports hold little)
+        """From now on make no room before it is needed, where that takes memory: for exchanges that are large and few."""
+
     def trim(self) -> None:  # noqa: B027 (most transports hold little)
         """Give back device memory that the next exchanges can take again. Collective, and only while all ranks are in step."""
 

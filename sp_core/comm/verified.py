@@ -34,6 +34,7 @@ class VerifiedTransport(WrappingTransport):
         """
         super().__init__(inner)
         self._group, self._device, self._another = group, device, another
+        self._holds_little = False
         self._use(inner)
 
     @property
@@ -45,6 +46,12 @@ class VerifiedTransport(WrappingTransport):
         self.device_type, self.max_tensors = inner.device_type, inner.max_tensors
         # in which slots, and up to how many bytes
         self._made, self._verified = -1, 0
+        if self._holds_little:
+            inner.hold_little()
+
+    def hold_little(self) -> None:
+        self._holds_little = True
+        self.inner.hold_little()
 
     def _scatter_heads(self, tensors_BtHD: Sequence[Tensor], token_counts: Sequence[int], head_counts: Sequence[int]) -> list[Tensor]:
         first = tensors_BtHD[0]

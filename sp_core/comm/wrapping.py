@@ -31,6 +31,9 @@ class WrappingTransport(Transport):
     def after_trial(self) -> None:
         self.inner.after_trial()
 
+    def hold_little(self) -> None:
+        self.inner.hold_little()
+
     def trim(self) -> None:
         self.inner.trim()
 

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import settings
-from ..planner.cost import MeasuredRates
 from .facts import gather
 from .heatmap import heat_map
 from .measuring_pool import chosen_devices, measure_links
 from .text import as_text
-from .verdict import expectations, verdict
+from .verdict import expectations, measured, verdict
 
 __all__ = ["as_text", "examine", "heat_map", "main"]
 
@@ -29,8 +28,7 @@ def examine() -> dict[str, Any]:
     count = len(report["devices"]["accelerators"])
     report["expected"] = []
     if "error" not in links:
-        rates = MeasuredRates("this machine", links["flops"], links["bandwidth"], links["latency_s"])
-        report["expected"] = expectations(rates, max(1, count))
+        report["expected"] = expectations(measured(links), max(1, count))
     report["verdict"] = verdict(report)
     return report
 

@@ -38,6 +38,9 @@ class MeasuringService:
             "flops": rates.flops,
             "bandwidth": rates.bandwidth,
             "latency_s": rates.latency_s,
+            "beside": rates.beside,
+            "memory": rates.memory,
+            "main_memory": rates.main_memory,
             "links": self._links(),
         }
 

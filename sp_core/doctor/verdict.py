@@ -9,6 +9,7 @@ from ..planner.cost import MeasuredRates, ModelShape, predict
 from ..planner.decode_cost import decode_speed_up
 from ..planner.degrees import Degrees
 from ..planner.typical import MODELS
+from .weights_verdict import weight_sentences
 
 #: the models of the planner's table that most people run
 EXPECTED = ("Wan 2.1/2.2 14B", "LTX-2", "HunyuanVideo")
@@ -80,14 +81,21 @@ def verdict(report: dict[str, Any]) -> list[str]:
         )
         return lines + [sentences(row, count) for row in report["expected"]]
     lines += _peer_access(found)
-    rates = MeasuredRates("this machine", links["flops"], links["bandwidth"], links["latency_s"])
+    rates = measured(links)
     lines += [sentences(row, count) for row in report["expected"]]
     lines.append(decode_sentence(rates, count))
+    lines += weight_sentences(rates, count)
     lines.append(
         f"Predicted from {rates.flops / 1e12:.3g} TFLOP/s a device, {rates.bandwidth / 1e9:.3g} GB/s that every device can send "
         f"at once, {rates.latency_s * 1e6:.3g} us a collective, all measured now. The text encoder takes what it took before."
     )
     return lines
+
+
+def measured(links: dict[str, Any]) -> MeasuredRates:
+    """The rates that the doctor's workers told."""
+    told = {name: links[name] for name in ("flops", "bandwidth", "latency_s", "beside", "memory", "main_memory") if name in links}
+    return MeasuredRates("this machine", **told)
 
 
 def decode_sentence(rates: MeasuredRates, devices: int) -> str:

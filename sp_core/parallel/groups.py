@@ -68,14 +68,22 @@ class ParallelGroupsCache:
     All its transports count into one :class:`TransportStats`, ``stats``.
     """
 
-    def __init__(self, make_transport: MakeTransport, timeout: timedelta, make_lane: Callable[[], Lane | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        make_transport: MakeTransport,
+        timeout: timedelta,
+        make_lane: Callable[[], Lane | None] = lambda: None,
+        make_for_weights: MakeTransport | None = None,
+    ) -> None:
         """Makes nothing yet.
 
         Args:
             timeout: that of the collectives of all groups.
             make_lane: makes where exchanges can run beside attention, if they can. Not collective.
+            make_for_weights: makes what gathers weights; None: as for all else.
         """
         self._make, self._make_lane = make_transport, make_lane
+        self._make_for_weights = make_for_weights or make_transport
         self._lane: Lane | None = None
         self._meshes = Meshes(timeout)
         self._built: dict[Degrees, ParallelGroups | None] = {}
@@ -114,7 +122,8 @@ class ParallelGroupsCache:
         if axis is None:
             return None
         if ranks not in self._weights:
-            transport = self._make(axis.group)
+            transport = self._make_for_weights(axis.group)
+            transport.hold_little()
             self._weights[ranks] = WeightGroup(transport, self._make_lane() if transport.beside else None)
         return self._weights[ranks]
 

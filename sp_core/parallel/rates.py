@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +21,8 @@ _ACCELERATOR_MATRIX, _CPU_MATRIX = 4096, 384
 _ACCELERATOR_SHAPE, _CPU_SHAPE = (4096, 32, 128), (512, 16, 64)
 #: exchanges of each size, of which the first are not counted; ranks must agree on their number
 _ROUNDS, _WARM_UP = 6, 2
+#: what is copied to a device to measure how fast weights come from main memory
+_COPIED_BYTES = 64 << 20
 
 
 def measure_rates(
@@ -38,18 +41,28 @@ def measure_rates(
     is_cpu = device.type == "cpu"
     flops = _flops(device, dtype, _CPU_MATRIX if is_cpu else _ACCELERATOR_MATRIX, seconds) / slowed
     bandwidth, latency_s = _link(transport, device, dtype)
-    ranks = all_gather_ints(None, [int(flops / 1e6), int(bandwidth / 1e3), int(latency_s * 1e9)])
-    mega_flops, kilobytes, nanoseconds = zip(*ranks, strict=True)
-    rates = MeasuredRates(device.type, min(mega_flops) * 1e6, min(kilobytes) * 1e3, max(nanoseconds) / 1e9, transport.beside)
+    # all ranks copy at the same time, as the exchange before has them in step
+    copied = 0.0 if is_cpu else from_main_memory(device, seconds)
+    ranks = all_gather_ints(None, [int(flops / 1e6), int(bandwidth / 1e3), int(latency_s * 1e9), _memory(device), int(copied)])
+    mega_flops, kilobytes, nanoseconds, memory, read = zip(*ranks, strict=True)
+    rates = MeasuredRates(
+        device.type,
+        min(mega_flops) * 1e6,
+        min(kilobytes) * 1e3,
+        max(nanoseconds) / 1e9,
+        transport.beside,
+        memory=float(min(memory)),
+        main_memory=float(min(read)),
+    )
     if len(set(all_gather_bytes(None, f"{device_kind(device)} {slowed}".encode()))) == 1:
         return rates
     own = _attention_flops(device, dtype, seconds) / slowed
-    attention, room = zip(*all_gather_ints(None, [int(own / 1e6), _memory(device)]), strict=True)
+    attention = [rate for (rate,) in all_gather_ints(None, [int(own / 1e6)])]
     return replace(
         rates,
         linear=tuple(count * 1e6 for count in mega_flops),
         attention=tuple(count * 1e6 for count in attention),
-        room=tuple(map(float, room)) if min(room) else (),
+        room=tuple(map(float, memory)) if min(memory) else (),
     )
 
 
@@ -84,14 +97,23 @@ def _flops(device: torch.device, dtype: torch.dtype, size: int, seconds: float) 
     return _rate(lambda: matrix @ matrix, 2.0 * size**3, device, seconds)
 
 
-def _rate(call: Callable[[], object], flop: float, device: torch.device, seconds: float) -> float:
-    """FLOP/s of a call, the median of as many as fit into so many seconds."""
+def from_main_memory(device: torch.device, seconds: float) -> float:
+    """Bytes/s at which this device reads from main memory, for so many seconds; from pinned memory where torch has it for the device."""
+    source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8)
+    with contextlib.suppress(RuntimeError):  # no accelerator, or as much is pinned as may be
+        source = source.pin_memory()
+    target = torch.empty_like(source, device=device)
+    return _rate(lambda: target.copy_(source, non_blocking=True), float(_COPIED_BYTES), device, seconds)
+
+
+def _rate(call: Callable[[], object], amount: float, device: torch.device, seconds: float) -> float:
+    """What a call does of something, FLOP or bytes, in a second: the median of as many calls as fit into so many seconds."""
     _seconds(call, device)
     times: list[float] = []
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline or not times:
         times.append(_seconds(call, device))
-    return flop / median(times)
+    return amount / median(times)
 
 
 def _link(transport: Transport, device: torch.device, dtype: torch.dtype) -> tuple[float, float]:

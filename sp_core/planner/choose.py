@@ -31,6 +31,13 @@ class DegreeChoice:
     #: of all ranks; None where each gets the same
     shares: Shares | None = None
 
+    @property
+    def largest_share(self) -> float:
+        """Of the tokens of a part of the batch, what the rank with the most has."""
+        size = self.degrees.ring * self.degrees.ulysses
+        parts = [] if self.shares is None else [self.shares.part(first, first + size) for first in range(0, self.degrees.ranks, size)]
+        return max([max(part.tokens) / sum(part.tokens) for part in parts if part is not None], default=1 / size)
+
     def with_shares(self, shares: Shares | None) -> DegreeChoice:
         """The same, with shares of all ranks, of which those that take part keep theirs. Unequal heads go in one exchange."""
         own = None if shares is None else shares.part(0, self.degrees.ranks)

@@ -52,6 +52,8 @@ class MeasuredRates:
     ``linear`` and ``attention`` are FLOP/s of each rank, and ``room`` the bytes that its activations can have, where ranks differ;
     empty where they do not.
     ``beside``: a device can compute meanwhile, see :attr:`sp_core.comm.transport.Transport.beside`.
+    ``memory`` is bytes of the smallest device and ``main_memory`` the bytes/s that every device reads from main memory at the same
+    time; 0 where nobody knows, as for CPU ranks.
     """
 
     name: str
@@ -62,6 +64,8 @@ class MeasuredRates:
     linear: tuple[float, ...] = ()
     attention: tuple[float, ...] = ()
     room: tuple[float, ...] = ()
+    memory: float = 0.0
+    main_memory: float = 0.0
 
     def exchange_s(self, sent_bytes: float, collectives: int) -> float:
         """Seconds in which a device sends so many bytes in so many collectives."""

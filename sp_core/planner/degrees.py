@@ -44,7 +44,7 @@ class Degrees:
 
 @dataclass(frozen=True)
 class RequestedDegrees:
-    """What the user asked for. 0 leaves a degree to the planner, "auto" the layout of tokens to the plan. Weights are whole with "auto".
+    """What the user asked for. 0 leaves a degree to the planner, "auto" the layout of tokens to the plan.
 
     ``cfg`` is SP Model Patch's input ``cfg_split``: 2 splits batched conditionings, 1 does not. ``shares`` is "auto", "equal", or a
     number for each device, as "3,1".

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .cost import MeasuredRates, ModelShape
 from .traffic import CrossAttention
+from .weights import Weights
 
 #: (shape, size, tokens). FLOP of the linear layers are a factor times width^2; the factors follow from the models' papers and code
 MODELS: tuple[tuple[ModelShape, str, int], ...] = (
@@ -14,6 +15,15 @@ MODELS: tuple[tuple[ModelShape, str, int], ...] = (
     (ModelShape("LongCat-Video", 48, 32, 128, 28.1 * 4096**2), "832x480x93", 37_440),
     (ModelShape("MiniMax-H3", 50, 56, 128, 15.0 * 7168**2), "1344x768x124", 38_592),
 )
+#: (name in :data:`MODELS`, what the weights are, their bytes): outside the blocks are embeddings and the last layer
+WEIGHTS: tuple[tuple[str, str, Weights], ...] = (
+    ("Wan 2.1/2.2 14B", "bf16", Weights(27.4e9, 1.2e9, 0.69e9)),
+    ("Wan 2.1/2.2 14B", "fp8", Weights(13.7e9, 0.8e9, 0.35e9)),
+    ("LTX-2", "fp8", Weights(18e9, 3e9, 0.38e9)),
+    ("MiniMax-H3", "bf16", Weights(95e9, 3e9, 1.9e9)),
+)
+#: bytes of activations for each token and channel that a forward has at its peak, assumed
+ACTIVATION_BYTES = 40.0
 #: sustained rates, assumed for tables; in use they are measured
 LINKS = (
     MeasuredRates("NVLink (H100)", 600e12, 450e9),

@@ -7,7 +7,13 @@ only what takes longer than the computing counts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+#: to gather has to be predicted so many times as fast as main memory: a prediction is no measurement, and ComfyUI's own way is known
+MARGIN = 1.25
+#: of a device's memory, what weights and activations can have together
+FILLED = 0.9
 
 
 @dataclass(frozen=True)
@@ -17,6 +23,11 @@ class Weights:
     blocks: float
     outside: float
     largest: float
+
+    @classmethod
+    def of(cls, blocks: Sequence[float], total: float) -> Weights:
+        """Of a model of ``total`` bytes with blocks of these sizes."""
+        return cls(sum(blocks), max(0.0, total - sum(blocks)), max(blocks, default=0.0))
 
     @property
     def total(self) -> float:
@@ -76,7 +87,7 @@ def choose_weights(weights: Weights, activations: float, compute_s: float, machi
         return WeightChoice(False, room, streams_s, f"{whole}; shared lacks {_size(held - room)} too")
     gathers_s = gather_s(weights, compute_s, machine)
     shared = f"shared waits {gathers_s:.2g} s for the other devices"
-    if gathers_s < streams_s:
+    if gathers_s * MARGIN < streams_s:
         return WeightChoice(True, held, gathers_s, f"{shared}; {whole}")
     return WeightChoice(False, room, streams_s, f"{whole}; {shared}")
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import SPError
 from .layout import WORD, offsets, sample_places, shard_bytes
-from .tensors import Apart, Rebuild
+from .tensors import Apart, Rebuild, nbytes
 
 
 @dataclass(eq=False)
@@ -44,6 +44,11 @@ def places_of(block: nn.Module) -> list[Place]:
         for name, weight in names.items()
         if weight is not None
     ]
+
+
+def shareable_bytes(block: nn.Module) -> int:
+    """Bytes of a block's weights that can be shared out, tied ones once."""
+    return sum({id(place.weight): nbytes(place.weight) for place in places_of(block)}.values())
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,14 @@ def take_apart(tensor: Tensor) -> Apart:
     raise NotShareable(f"weights are {type(tensor).__name__}s of {type(tensor).__module__}, which nobody can share out by bytes")
 
 
+def nbytes(tensor: Tensor) -> int:
+    """Bytes of a tensor that can be shared out, by the plain tensors that it is made of; 0 of one that cannot."""
+    try:
+        return sum(part.numel() * part.element_size() for part in take_apart(tensor).parts)
+    except NotShareable:
+        return 0
+
+
 def _flattened(tensor: Any, is_parameter: bool) -> Apart:
     names, context = tensor.__tensor_flatten__()
     inner = [take_apart(getattr(tensor, name)) for name in names]

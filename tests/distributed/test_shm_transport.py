@@ -108,6 +108,30 @@ def test_memory_of_a_repeating_model_does_not_grow() -> None:
         assert late <= early
 
 
+def one_at_a_time(rank: int, world_size: int) -> list[int]:
+    """Bytes of slots behind each of some exchanges of several sizes, of which each output is dropped before the next."""
+    transport = ShmTransport.create()
+    for _ in range(6):
+        transport.all_gather_tokens(torch.zeros(1, 100, 64), [100] * world_size)
+    transport.hold_little()
+    held = []
+    for number in range(12):
+        tokens = (30_000, 30_000, 9_000)[number % 3]
+        x_Bt = torch.full((1, tokens, 8), float(rank + number))
+        output = transport.all_gather_tokens(x_Bt, [tokens] * world_size)
+        assert output[0, ::tokens, 0].tolist() == [float(other + number) for other in range(world_size)]
+        del output
+        held.append(held_bytes(transport.own_slots))
+    transport.close()
+    return held
+
+
+def test_a_transport_that_is_to_hold_little_has_room_for_one_exchange() -> None:
+    largest = rounded_capacity(2 * 30_000 * 8 * 4)
+    for held in run_ranks(2, one_at_a_time):
+        assert max(held[3:]) == largest and held[5] == rounded_capacity(2 * 9_000 * 8 * 4), held
+
+
 def two_groups(rank: int, world_size: int, directory: str) -> None:
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     transport = ShmTransport.create(groups[rank // 2], directory=directory)

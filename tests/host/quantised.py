@@ -9,6 +9,8 @@ from pathlib import Path
 #: of ComfyUI's ``QUANT_ALGOS``
 FORMATS = ("float8_e4m3fn", "int8_tensorwise", "nvfp4")
 SOURCE = "tiny_wan_t2v"
+#: not quantised, but in half the bytes
+BF16 = "bf16"
 
 
 def file_name(form: str) -> str:
@@ -32,6 +34,14 @@ def write(folder: Path, form: str) -> None:
     save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / f"{file_name(form)}.safetensors")
 
 
+def write_bf16(folder: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / f"{SOURCE}.safetensors")
+    save_file({name: weight.to(torch.bfloat16) for name, weight in weights.items()}, folder / f"{file_name(BF16)}.safetensors")
+
+
 if __name__ == "__main__":
     host, target = sys.argv[1:]
     sys.argv[1:] = []
@@ -41,3 +51,4 @@ if __name__ == "__main__":
     args.cpu = True
     for each in FORMATS:
         write(Path(target), each)
+    write_bf16(Path(target))

@@ -51,24 +51,29 @@ def ltxav(branch: Branch) -> Link:
     return sample(branch, model, text(branch, 48, tokens=16, frame_rate=25.0), latent(branch, "1,128,3,5,7;1,8,13,16"))
 
 
-def experts(branch: Branch) -> Link:
+def experts(strength: float = 0.8) -> Case:
     """A model for the first step, another for the second."""
-    words, samples = text(branch, 4096), latent(branch, "1,16,3,10,14")
-    for step, name in enumerate(("tiny_wan_t2v", "tiny_wan_t2v_low")):
-        model = branch.patch(with_lora(branch, load(branch, name)))
-        settings = {"noise_seed": 5, "steps": 2, "cfg": 4.0, "sampler_name": "euler", "scheduler": "simple"}
-        settings |= {"add_noise": "disable" if step else "enable", "return_with_leftover_noise": "disable" if step else "enable"}
-        samples = branch.add(
-            "KSamplerAdvanced",
-            model=model,
-            positive=words[0],
-            negative=words[1],
-            latent_image=samples,
-            start_at_step=step,
-            end_at_step=step + 1,
-            **settings,
-        )[0]
-    return samples
+
+    def case(branch: Branch) -> Link:
+        words, samples = text(branch, 4096), latent(branch, "1,16,3,10,14")
+        for step, name in enumerate(("tiny_wan_t2v", "tiny_wan_t2v_low")):
+            model = branch.patch(with_lora(branch, load(branch, name), strength))
+            settings = {"noise_seed": 5, "steps": 2, "cfg": 4.0, "sampler_name": "euler", "scheduler": "simple"}
+            settings |= {"add_noise": "disable" if step else "enable", "return_with_leftover_noise": "disable" if step else "enable"}
+            samples = branch.add(
+                "KSamplerAdvanced",
+                model=model,
+                positive=words[0],
+                negative=words[1],
+                latent_image=samples,
+                start_at_step=step,
+                end_at_step=step + 1,
+                **settings,
+            )[0]
+        return samples
+
+    case.__name__ = "experts"
+    return case
 
 
 def is_shared(report: str, devices: str) -> None:
@@ -81,7 +86,7 @@ def test_the_picture_is_that_of_one_device(server: ComfyServer, devices: str) ->
 
 
 @pytest.mark.parametrize(
-    "case", parameters(plain=[wan(change=two_loras), experts], campaign=[wan(change=with_lora), ltxav]), ids=lambda case: case.__name__
+    "case", parameters(plain=[wan(change=two_loras), experts()], campaign=[wan(change=with_lora), ltxav]), ids=lambda case: case.__name__
 )
 def test_other_models_and_loras(server: ComfyServer, case: Case) -> None:
     is_shared(compare(server, case, DEVICES, weights="shared").sp.report, DEVICES)
@@ -139,6 +144,10 @@ def test_code_that_moves_weights_at_loading_is_named_and_gets_whole_weights(serv
 
     report = run_sp(server, wan(change=swapped), DEVICES, weights="shared").report
     assert re.search(r"weights: whole on each device, as .*swap.* may move weights", report), report
+
+
+def test_auto_on_cpu_workers_is_whole_and_the_report_says_why(server: ComfyServer) -> None:
+    assert "weights: whole on each device, as auto shares them out only between devices" in run_sp(server, wan(), DEVICES).report
 
 
 # -- memory and what happens between

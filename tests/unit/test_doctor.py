@@ -10,6 +10,7 @@ import torch
 from sp_core.doctor.heatmap import CELL, heat_map
 from sp_core.doctor.verdict import EXPECTED, expectations, sentences, verdict
 from sp_core.planner.cost import MeasuredRates
+from sp_core.planner.typical import WEIGHTS
 
 NVLINK = MeasuredRates("H100 NVLink", 600e12, 450e9)
 STAGED = MeasuredRates("4090 without P2P", 140e12, 10e9)
@@ -51,6 +52,15 @@ def test_missing_peer_access_is_named() -> None:
     lines = verdict(report(3, peer_access=[[1, 1, 0], [1, 1, 1], [0, 1, 1]]))
     assert any("No peer access between GPUs 0-2:" in line for line in lines)
     assert any("can reach every other" in line for line in verdict(report(2, peer_access=[[1, 1], [1, 1]])))
+
+
+def test_what_auto_weights_would_be_is_told_with_the_reason() -> None:
+    links = {"reason": "nccl", "flops": 1e14, "bandwidth": 2e10, "latency_s": 4e-5, "memory": 24e9, "main_memory": 3e9}
+    lines = [line for line in verdict(report(4, links=links)) if " GB on each device; " in line]
+    assert len(lines) == len(WEIGHTS)
+    assert any("Wan 2.1/2.2 14B bf16" in line and "whole lacks" in line for line in lines), lines
+    assert any("fp8" in line and ": whole, 14.5 GB on each device; all 14.5 GB fit" in line for line in lines), lines
+    assert not any("GB on each device" in line for line in verdict(report(4)))
 
 
 def test_a_pool_that_does_not_start_is_the_verdict() -> None:

@@ -10,6 +10,8 @@ import pytest
 from sp_core.host.worker import residency as module
 from sp_core.host.worker.residency import LoadedModel, Residency
 
+GB = 10**9
+
 
 class Patcher:
     """Stands for ComfyUI's ModelPatcher: notes what it is told."""
@@ -22,6 +24,9 @@ class Patcher:
 
     def cleanup(self) -> None:
         self.told.append(f"{self.name} cleanup")
+
+    def model_size(self) -> int:
+        return 6 * GB
 
     def is_clone(self, other: Patcher) -> bool:
         return self.base is other.base
@@ -37,7 +42,7 @@ class Rank:
         self.told: list[str] = []
         #: each time that the weights of all others were to leave the device, whose were not
         self.kept: list[list[str]] = []
-        self.residency = Residency(SimpleNamespace(show=lambda phase: None))  # type: ignore[arg-type]
+        self.residency = Residency(SimpleNamespace(show=lambda phase: None, device="cuda"))  # type: ignore[arg-type]
         monkeypatch.setattr(self.residency, "_load", lambda patcher, needed, show_progress: self.told.append(f"{patcher.name} load"))
         monkeypatch.setattr(self.residency, "show_memory", lambda model: None)
         monkeypatch.setattr(module.comfy_memory, "is_loaded", lambda patcher: True)
@@ -124,3 +129,18 @@ def test_a_release_takes_weights_off_the_device_that_no_model_here_needs(rank: R
     rank.residency.let_go_of_all_but(["a", "b"])
     rank.residency.release(None, wholly=True)
     assert rank.heard() == [] and rank.kept == [["a", "b"]]
+
+
+@pytest.mark.parametrize(("free", "stays"), [(8 * GB, ["b", "clone"]), (5 * GB, ["clone"]), (1 * GB, [])])
+def test_shared_weights_of_other_models_make_way_as_far_as_they_must(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, free: int, stays: list[str]
+) -> None:
+    """Of 3 GB each, where the model that comes takes 7 GB with its activations."""
+    others = [rank.residency[key] for key in ("b", "clone")]
+    for other in others:
+        other.shared = SimpleNamespace(nbytes=3 * GB)
+    monkeypatch.setattr(module.comfy_memory, "free_memory", lambda device: free + 3 * GB * sum(other.shared is None for other in others))
+    monkeypatch.setattr(module.comfy_memory, "give_back_freed", lambda: rank.told.append("given back"))
+    rank.residency.activate(rank.residency["a"], 1.0 * GB, 1)
+    assert [key for key in ("b", "clone") if rank.residency[key].shared is not None] == stays
+    assert rank.heard() == ["given back"] * (2 - len(stays)) + ["a load", "a pre_run"]

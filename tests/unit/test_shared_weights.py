@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sp_core.comm.lane import ThreadLane
+from sp_core.comm.registry import WITHOUT_BUFFERS
 from sp_core.comm.transport import Transport
 from sp_core.weights import SharedWeights, gathered_bytes, shard_bytes
 from sp_core.weights.block import BlockShard, Place, WrongWeights, places_of
@@ -221,6 +222,11 @@ def test_a_failure_in_a_block_leaves_nothing_in_it() -> None:
         assert [id(place.weight) for block in blocks[:2] for place in places_of(block)] != before
         raise KeyError
     assert [id(place.weight) for block in blocks for place in places_of(block)] == before
+
+
+def test_on_a_device_weights_come_by_what_keeps_no_buffers_of_their_size() -> None:
+    names = {row.name for row in WITHOUT_BUFFERS}
+    assert "peer" not in names and {"shm", "nccl", "gloo", "staged-shm"} <= names
 
 
 # -- faults

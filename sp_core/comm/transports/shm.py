@@ -42,8 +42,8 @@ _PEERS_POLL_MS = 50
 #: bytes; below this a copy is cheaper than lending a slot
 _COPY_BELOW = 32 << 10
 _FIRST_MAPPING = 2 << 20
-#: one is being filled and two are granted ahead
-_SLOTS = Slots(count=3)
+#: one is being filled and two are granted ahead; where little is held, none is granted ahead
+_SLOTS, _ONE_SLOT = Slots(count=3), Slots(count=1)
 
 
 class ShmTransport(ExchangeTransport):
@@ -126,9 +126,14 @@ class ShmTransport(ExchangeTransport):
         self._peers = _Peers(rank, pids)
         self._granted: dict[int, Slot] = {}
         self._sizes = _SizeMemory()
+        self._grants_ahead = True
 
     def reserve(self, size: int) -> Slots:
-        return _SLOTS
+        return _SLOTS if self._grants_ahead else _ONE_SLOT
+
+    def hold_little(self) -> None:
+        self._grants_ahead = False
+        self.own_slots.idle_takes = 0
 
     def close(self) -> None:
         if self._closed:
@@ -163,7 +168,7 @@ class ShmTransport(ExchangeTransport):
         self._wait()
         self._sizes.record(need)
         outputs = self._outputs(slot, prepared)
-        if expected := self._sizes.expected_after_next():
+        if self._grants_ahead and (expected := self._sizes.expected_after_next()):
             self._granted[self._epoch + 2] = self._grant(self._epoch + 2, expected, second=False)
         return outputs
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 _POPULATE_WRITE = 23
 _HUGE_PAGE = 2 << 20
 _SMALLEST = 64 << 10
-#: a free slot that was not wanted by so many takes goes back to the system
-_IDLE_TAKES = 16
+#: a free slot goes back to the system at the take of another size by which so many takes have not wanted it
+_IDLE_TAKES = 17
 
 
 @dataclass(eq=False)
@@ -44,6 +44,8 @@ class OwnSlots:
         # appended to by finalizers, which may run inside any of our own lines: only atomic operations
         self._ended: deque[Slot] = deque()
         self._takes = 0
+        #: as :data:`_IDLE_TAKES`; 0 keeps no free slot when another size is taken
+        self.idle_takes = _IDLE_TAKES
 
     def take(self, size: int) -> Slot:
         """A slot of at least ``size`` bytes that nobody uses.
@@ -60,7 +62,7 @@ class OwnSlots:
             slot = min(fitting, key=lambda slot: slot.capacity)
             self._free.remove(slot)
         else:
-            for idle in [slot for slot in self._free if slot.used_at < self._takes - _IDLE_TAKES]:
+            for idle in [slot for slot in self._free if slot.used_at <= self._takes - self.idle_takes]:
                 self._drop(idle)
             slot = self._create(capacity)
         return slot

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...mapped_file import FileRange, Mappings, give_back_freed
+from ...mapped_file import FileRange, Mappings, give_back_freed, let_pages_go
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +24,17 @@ def share_memory(model: nn.Module, places: Sequence[Sequence[Any]]) -> int:
     Args:
         places: [name, path, inode, offset, bytes] of weights in the workers.
     """
-    weights, mappings, freed = dict(model.named_parameters()), Mappings(), 0
+    weights, mappings = dict(model.named_parameters()), Mappings()
+    freed, moved = 0, list[Tensor]()
     with torch.inference_mode():
         for name, *place in places:
             weight = weights.get(name)
-            if weight is not None and _has_a_copy(weight, mappings):
-                freed += _moved(weight, FileRange(*place))
+            if weight is not None and _has_a_copy(weight, mappings) and (nbytes := _moved(weight, FileRange(*place))):
+                freed += nbytes
+                moved.append(weight)
     if freed:
+        # they were read to be compared, and only the workers compute with them
+        let_pages_go(moved)
         give_back_freed()
         log.info("%.4g MB of weights are in main memory once, for ComfyUI and its workers", freed / 1e6)
     return freed

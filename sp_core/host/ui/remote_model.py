@@ -138,7 +138,7 @@ class RemoteModel:
     ) -> None:
         self.recipe, self.devices, self.plan = recipe, devices, plan
         self.weight_bytes, self.keep_loaded, self.requested = weight_bytes, keep_loaded, requested
-        #: bytes of weights that each device holds while it computes: fewer where they are shared out
+        #: bytes of weights that each device holds while it computes: fewer where they are shared out, which the workers tell
         self.device_bytes = weight_bytes
         self.stats = RunStats()
         #: the diffusion model as the loader left it in this process
@@ -288,6 +288,7 @@ class RemoteModel:
         run = self.stats
         run.count(told, seconds, pool.last_call)
         run.gathered_bytes += told["gathered_bytes"]
+        self.device_bytes = told["device_bytes"] or self.weight_bytes
         run.weights_line = told["weights"]
         for name in dict.fromkeys([*told["apart"], *told["whole"]]):
             calls = told["whole"].get(name, 0)

@@ -33,7 +33,8 @@ def report(patched: Any) -> str:
             f"{size(run.exchange_bytes / forwards)} sent a rank and forward",
             *([run.compiled] if run.compiled else []),
             *run.foreign.values(),
-            *([run.weights_line] if run.weights_line else weights_on_devices(run.weights, sp.weight_bytes)),
+            *([run.weights_line] if run.weights_line else []),
+            *([] if run.gathered_bytes else weights_on_devices(run.weights, sp.weight_bytes)),
             f"to the workers: {size(run.sent_bytes)} sent, {size(run.reused_bytes)} of conditioning named instead of sent",
         )
     )

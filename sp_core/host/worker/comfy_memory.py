@@ -81,6 +81,20 @@ def spare_memory(patcher: Any) -> int:
     return int(patcher.get_free_memory(device) - (total - of_torch))
 
 
+def free_memory(device: Any) -> int:
+    """Bytes that this process can still have on a device, as ComfyUI counts them."""
+    import comfy.model_management as management
+
+    return int(management.get_free_memory(device))
+
+
+def give_back_freed() -> None:
+    """Give memory back to the device that torch keeps for later."""
+    import comfy.model_management as management
+
+    management.soft_empty_cache()
+
+
 def device_memory(device: Any) -> int:
     """Bytes in use on a device. For the CPU these are this process's own."""
     import comfy.model_management as management

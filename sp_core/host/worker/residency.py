@@ -13,11 +13,12 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from ...planner.cost import ModelShape
+from ...planner.weights import Weights
 from ...plans import SequencePlan, shape
 from ...plans.probing import Verdicts
 from ...pool.shared_state import Phase
 from ...pool.worker import WorkerContext
-from ...weights import SharedWeights
+from ...weights import SharedWeights, shareable_bytes
 from .. import comfy_api
 from . import comfy_memory, shared_blocks
 from .batch_rows import RowProofs
@@ -63,6 +64,8 @@ class LoadedModel:
     row_proofs: RowProofs = field(default_factory=RowProofs)
     #: this rank's part of the blocks' weights; None while they are whole, or not on the device
     shared: SharedWeights | None = None
+    #: the most of :attr:`sizes` on any rank; None before it was asked for
+    agreed_sizes: Weights | None = None
 
     @property
     def diffusion_model(self) -> nn.Module:
@@ -77,6 +80,12 @@ class LoadedModel:
     def shape(self) -> ModelShape | None:
         """What the planner knows of the model. Read once, for it is summed over thousands of parameters."""
         return shape.model_shape(self.plan, self.diffusion_model)
+
+    @cached_property
+    def sizes(self) -> Weights:
+        """Bytes of its weights, inside the blocks and outside. Read once, for it walks over thousands of them."""
+        blocks = [float(shareable_bytes(block)) for block in self.plan.blocks_of(self.diffusion_model)]
+        return Weights.of(blocks, float(self.patcher.model_size()))
 
     def activation_bytes(self, x: Tensor) -> float:
         """Bytes that a forward on ``x`` needs beside the weights, by the host's estimate for one device."""
@@ -155,6 +164,7 @@ class Residency:
                 self._load_shared(model, activation_bytes, ranks)
             else:
                 model.shared = None
+                self._make_way(model, lambda: activation_bytes + patcher.model_size())
                 self._unload_without_blocks(patcher)
                 self._load(patcher, activation_bytes, show_progress=not is_active)
             self._active, self._room, self._ranks = patcher, activation_bytes, ranks
@@ -200,6 +210,15 @@ class Residency:
             comfy_memory.unload(patcher)
             self._without_blocks.discard(base)
 
+    def _make_way(self, model: Held, needed: Callable[[], float]) -> None:
+        """Shared weights of other models leave the device as far as ``model`` has no room: the host, which would ask, knows of none."""
+        others = [held for held in self._models.values() if held is not model and held.shared is not None]
+        for other in others:
+            if comfy_memory.free_memory(self._context.device) >= needed():
+                break
+            other.shared = None
+            comfy_memory.give_back_freed()
+
     def _load_shared(self, model: Held, activation_bytes: float, ranks: int) -> None:
         """What is outside the blocks, whole; of the blocks this rank's part."""
         assert isinstance(model, LoadedModel)
@@ -207,6 +226,8 @@ class Residency:
         if model.shared is not None and model.shared.ranks != ranks:
             model.shared = None
         weights = model.patcher.model_size() / ranks if model.shared is None else 0
+        # beside a rank's part there are two blocks, while it is shared out and while it computes
+        self._make_way(model, lambda: activation_bytes + weights + 2 * model.sizes.largest)
         with shared_blocks.left_out(model.patcher, blocks):
             self._without_blocks.add(model.patcher.model)
             self._load(model.patcher, activation_bytes + weights, show_progress=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,8 @@ from ...comm import Transport
 from ...comm.choice import make_transport
 from ...comm.fastest import RememberedTimes
 from ...comm.lane import make_lane
+from ...comm.registry import TRANSPORTS, WITHOUT_BUFFERS, TransportRow
+from ...comm.small_collectives import all_gather_ints
 from ...errors import SPError
 from ...models.registration import register_models
 from ...parallel.groups import ParallelGroups, ParallelGroupsCache, WeightGroup
@@ -44,7 +47,7 @@ from .residency import LoadedModel, Residency
 from .row_forward import row_choice, run_rows, why_unsplit
 from .uncompiled import uncompile
 from .verify import check_ranks_agree
-from .weight_choice import choice_of_weights, told_of_weights
+from .weight_choice import choice_of_weights, told_of_weights, told_of_whole, why_whole
 
 #: why blocks with shared weights are not compiled
 _WEIGHTS_MOVE = "a block's weights are gathered before it computes, and lie in another place each time (weights: shared)"
@@ -66,7 +69,12 @@ class HostService:
         self._residency = Residency(context)
         self._decider = Decider(context.world_size, context.device, self._measure_rates)
         self._compilers = Compilers(context)
-        self._groups = ParallelGroupsCache(self._make_transport, GROUP_TIMEOUT, lambda: make_lane(context.device))
+        self._groups = ParallelGroupsCache(
+            self._make_transport,
+            GROUP_TIMEOUT,
+            lambda: make_lane(context.device),
+            partial(self._make_transport, rows=WITHOUT_BUFFERS),
+        )
         self._slowdown = Slowdown(self._groups.stats)
         self._slowdown.factor = factor_of(settings.slowed(), context.rank)
         self._alike = ComputesAlike()
@@ -119,11 +127,12 @@ class HostService:
             self._exchange_bytes = qkv // self.context.world_size
         choice = self._decider.choice(model, call)
         groups = self._groups.build(choice.degrees)
-        weights = self._weight_group(choice_of_weights(model, call.requested, choice.degrees.ranks), choice.degrees.ranks)
+        whole = gets_whole_data(model.patcher, model.modules, call.options)
+        lie = choice_of_weights(model, call, choice, whole, lambda: self._decider.rates(call.x.dtype), partial(all_gather_ints, None))
+        weights = self._weight_group(lie.shared, choice.degrees.ranks)
         if groups is None:
             return {}  # this rank stays idle
         groups = groups.in_groups(choice.groups.groups).with_shares(choice.shares)
-        whole = gets_whole_data(model.patcher, model.modules, call.options)
         holders = 0 if weights is None else weights.transport.world_size
 
         def activate(part: float) -> None:
@@ -138,7 +147,7 @@ class HostService:
         if settings.verify_ranks() and choice.degrees.ranks == self.context.world_size:
             check_ranks_agree(output)
         decision = choice.line(state.describe(), groups.sequence.all_ranks.name) + told_of(model, state)
-        told = self._stats(decision, groups, state, granted) | told_of_weights(model, call.requested, weights)
+        told = self._stats(decision, groups, state, granted) | told_of_weights(model, lie, weights)
         return self._reply(output, told) | {"caches": call.numbers_of(model.plan.caches)}
 
     def _forward_of_rows(self, model: LoadedModel, call: ForwardCall, run: int | None, unsplit: str) -> dict[str, Any]:
@@ -158,7 +167,8 @@ class HostService:
         self._residency.show_memory(model)
         if settings.verify_ranks() and result.ranks == self.context.world_size:
             check_ranks_agree(result.output)
-        return self._reply(result.output, self._stats(result.told, groups, ForwardState(0, 1), granted))
+        why = "the tokens of this forward are not split" if call.requested.weights == "shared" else ""
+        return self._reply(result.output, self._stats(result.told, groups, ForwardState(0, 1), granted) | told_of_whole(why))
 
     def _weight_group(self, shared: bool, ranks: int) -> WeightGroup | None:
         """What gathers weights that are shared out over ``ranks`` ranks. Collective where they are, also for ranks that stay idle."""
@@ -166,6 +176,13 @@ class HostService:
         if weights is not None:
             weights.transport.stats.reset()
         return weights
+
+    def _ranks_of_weights(self, model: LoadedModel, requested: RequestedDegrees) -> int:
+        """Over how many ranks the weights are to lie outside of a forward: as they do already, or as one would have them; 0: whole."""
+        if model.shared is not None:
+            return model.shared.ranks if requested.weights != "whole" else 0
+        ranks = self.context.world_size
+        return ranks if requested.weights == "shared" and not why_whole(model, ranks) else 0
 
     def _reply(self, output: Any, stats: dict[str, Any]) -> dict[str, Any]:
         changed = to_wire(self._arrivals.changed() if self.context.rank == 0 else [])
@@ -177,8 +194,6 @@ class HostService:
             "exchange_s": self._decider.exchange_s(stats),
             "exchange_bytes": stats.bytes_sent,
             "exchanges": stats.exchanges,
-            "gathered_bytes": 0,
-            "weights": "",
             "decision": decision,
             "whole": state.got_whole,
             "why_whole": state.why_whole,
@@ -190,9 +205,7 @@ class HostService:
     def _do_call(self, body: dict[str, Any]) -> Any:
         """A method of the diffusion model that the host calls outside a forward, and that needs weights."""
         model = self._residency[body["key"]]
-        shared = choice_of_weights(model, RequestedDegrees(**body["requested"]), self.context.world_size)
-        ranks = model.shared.ranks if model.shared is not None else self.context.world_size
-        self._residency.activate(model, 0, body["run"], ranks if shared else 0)
+        self._residency.activate(model, 0, body["run"], self._ranks_of_weights(model, RequestedDegrees(**body["requested"])))
         return getattr(model.diffusion_model, body["method"])(*body["args"], **body["kwargs"])
 
     def _do_vae(self, body: dict[str, Any]) -> FromEachRank:
@@ -257,7 +270,7 @@ class HostService:
         assert everyone is not None
         return measure_rates(everyone.sequence.all_ranks, self.context.device, dtype, slowed=self._slowdown.factor)
 
-    def _make_transport(self, group: Any) -> Transport:
+    def _make_transport(self, group: Any, rows: Sequence[TransportRow] = TRANSPORTS) -> Transport:
         transport, reason = make_transport(
             group,
             self.context.device,
@@ -265,6 +278,7 @@ class HostService:
             # the coordinator notices first, and knows who keeps whom waiting; this is for when it cannot
             timeout_s=2 * max(settings.stall_timeout_s(), settings.compile_timeout_s()),
             should_abort=self.context.should_abort,
+            rows=rows,
             exchange_bytes=self._exchange_bytes,
             remembered=self._transport_times,
         )

@@ -110,6 +110,7 @@ def a_patched_model_goes_with_its_last_clone() -> None:
         "decision": "",
         "transport": "",
         "gathered_bytes": 0,
+        "device_bytes": 0,
         "weights": "",
     }
     workers = SimpleNamespace(
