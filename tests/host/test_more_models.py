@@ -152,7 +152,7 @@ UNSPLIT = {
         "not split, as attn of block 0 attended to its own part",
     ),
     "another attention behind code that is probed": (
-        sampled(_SWAPPED, patched_by("SPTestNormBeforeAttention")),
+        sampled(_SWAPPED, patched_by("SPTestNormBeforeAttention", counts=False)),
         {"cfg_split": 1},
         "not split, as attn of block 0 attended to its own part",
     ),
