@@ -158,5 +158,10 @@ UNSTAGED = (
     TransportRow("gloo", "cpu", make_gloo, needs=(gloo_backend,), plain=True),
 )
 TRANSPORTS = (*UNSTAGED, *(staged(row) for row in UNSTAGED if row.device == "cpu"))
-#: for few exchanges that are large: on a device nothing receives them but the tensors that come, which go again
-WITHOUT_BUFFERS = tuple(row for row in TRANSPORTS if row.make is not make_peer)
+#: for few exchanges that are large: on a device nothing receives them but the tensors that come, which go again. The peer exchange
+#: keeps buffers, and is only used where all would go through main memory without it
+WITHOUT_BUFFERS = (
+    *(row for row in UNSTAGED if row.make is not make_peer),
+    *(replace(row, spare=True) for row in UNSTAGED if row.make is make_peer),
+    *(row for row in TRANSPORTS if row not in UNSTAGED),
+)

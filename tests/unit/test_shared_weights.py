@@ -225,8 +225,8 @@ def test_a_failure_in_a_block_leaves_nothing_in_it() -> None:
 
 
 def test_on_a_device_weights_come_by_what_keeps_no_buffers_of_their_size() -> None:
-    names = {row.name for row in WITHOUT_BUFFERS}
-    assert "peer" not in names and {"shm", "nccl", "gloo", "staged-shm"} <= names
+    assert [row.name for row in WITHOUT_BUFFERS if not row.spare] == ["shm", "nccl", "gloo"]
+    assert [row.name for row in WITHOUT_BUFFERS if row.spare] == ["peer", "staged-shm", "staged-gloo"]
 
 
 # -- faults

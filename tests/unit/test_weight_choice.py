@@ -135,7 +135,8 @@ def ranks(numbers: Any) -> list[list[int]]:
 
 def chosen(model: LoadedModel, wanted: str = "auto", rates: MeasuredRates = SMALL, **facts: Any) -> WeightsOfForward:
     call = ForwardCall("forward", {"x": torch.zeros(1, 16, 3, 8, 8)}, {}, facts.get("options", {}), RequestedDegrees(weights=wanted))
-    return choice_of_weights(model, call, facts.get("choice", FOUR_RANKS), facts.get("whole_data", False), lambda: rates, ranks)
+    choice, whole_data = facts.get("choice", FOUR_RANKS), facts.get("whole_data", False)
+    return choice_of_weights(model, call, choice, whole_data, lambda: rates, ranks, facts.get("run"))
 
 
 def room_for(model: LoadedModel, share: float) -> MeasuredRates:
@@ -164,6 +165,16 @@ def test_auto_shares_out_what_does_not_fit_whole(model: LoadedModel) -> None:
 def test_room_is_left_for_the_activations_of_the_rank_with_the_most(model: LoadedModel, facts: dict[str, Any], share: float) -> None:
     assert not chosen(model, rates=room_for(model, share), **facts).shared
     assert "whole lacks" in chosen(model, rates=room_for(model, share - 0.01), **facts).why
+
+
+def test_auto_stays_what_it_was_through_a_sampling_run(model: LoadedModel) -> None:
+    little, much = room_for(model, 0.25), room_for(model, 0.24)
+    assert not chosen(model, rates=little).shared and chosen(model, rates=much).shared
+    assert not chosen(model, rates=little, run=1).shared
+    kept = chosen(model, rates=much, run=1)
+    assert not kept.shared and "takes longer" in kept.why
+    assert chosen(model, rates=much, run=2).shared and chosen(model, rates=little, run=2).shared
+    assert not chosen(model, rates=little, run=2, choice=replace(FOUR_RANKS, degrees=Degrees(1, 1, 2))).shared
 
 
 def on_a_cpu(model: LoadedModel) -> WeightsOfForward:

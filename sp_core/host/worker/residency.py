@@ -66,6 +66,8 @@ class LoadedModel:
     shared: SharedWeights | None = None
     #: the most of :attr:`sizes` on any rank; None before it was asked for
     agreed_sizes: Weights | None = None
+    #: what *auto* was in a forward: (number of the sampling run, ranks, shared). Equal on all ranks, idle ones too
+    auto_was: tuple[int, int, bool] | None = None
 
     @property
     def diffusion_model(self) -> nn.Module:

@@ -128,7 +128,8 @@ class HostService:
         choice = self._decider.choice(model, call)
         groups = self._groups.build(choice.degrees)
         whole = gets_whole_data(model.patcher, model.modules, call.options)
-        lie = choice_of_weights(model, call, choice, whole, lambda: self._decider.rates(call.x.dtype), partial(all_gather_ints, None))
+        rates, of_all_ranks = partial(self._decider.rates, call.x.dtype), partial(all_gather_ints, None)
+        lie = choice_of_weights(model, call, choice, whole, rates, of_all_ranks, body["run"])
         weights = self._weight_group(lie.shared, choice.degrees.ranks)
         if groups is None:
             return {}  # this rank stays idle

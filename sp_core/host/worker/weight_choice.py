@@ -32,6 +32,7 @@ def choice_of_weights(
     whole_data: bool,
     rates: Callable[[], MeasuredRates],
     of_all_ranks: Callable[[Sequence[int]], list[list[int]]],
+    run: int | None = None,
 ) -> WeightsOfForward:
     """How the weights are to lie in a forward of these degrees. The same on every rank, for all of it rests on equal facts.
 
@@ -41,6 +42,7 @@ def choice_of_weights(
         whole_data: every rank computes some of the forward on all tokens, so that it needs room for that.
         rates: what the ranks measured; asked only where it counts.
         of_all_ranks: gives every rank's numbers for this rank's.
+        run: number of the sampling run, through which *auto* stays what it was; None outside of one.
     """
     wanted = call.requested.weights
     if wanted == "whole":
@@ -51,7 +53,19 @@ def choice_of_weights(
         return WeightsOfForward(True)
     measured = rates()
     why = _why_auto_is_whole(model, call, choice, measured)
-    return WeightsOfForward(False, why) if why else _by_prediction(model, call, choice, whole_data, measured, of_all_ranks)
+    if why:
+        return WeightsOfForward(False, why)
+    found = _by_prediction(model, call, choice, whole_data, measured, of_all_ranks)
+    return found if run is None else _as_before(model, run, choice.degrees.ranks, found)
+
+
+def _as_before(model: LoadedModel, run: int, ranks: int, found: WeightsOfForward) -> WeightsOfForward:
+    """What *auto* was before in this run: to lay all weights anew takes longer than a forward can gain."""
+    before = model.auto_was if model.auto_was is not None and model.auto_was[:2] == (run, ranks) else None
+    if before is not None and before[2] != found.shared:
+        return WeightsOfForward(before[2], "they lay so in the forward before, and to lay them anew takes longer than a forward gains")
+    model.auto_was = (run, ranks, found.shared)
+    return found
 
 
 def _why_auto_is_whole(model: LoadedModel, call: ForwardCall, choice: DegreeChoice, rates: MeasuredRates) -> str:
