@@ -20,12 +20,17 @@ from .probing.options import tell_back
 
 
 @contextlib.contextmanager
-def _called_with(options: dict[str, Any], kind: type[nn.Module], attention: Attention) -> Iterator[None]:
-    """Inside, the name by which the code of a module's class calls ComfyUI's attention leads to it with these transformer options."""
+def _called_with(options: dict[str, Any], kind: type[nn.Module], attention: Attention, state: ForwardState) -> Iterator[None]:
+    """Inside, the name by which the code of a module's class calls ComfyUI's attention leads to it with these transformer options.
+
+    Code of another pack that was given whole data in between attends to all of it.
+    """
     name, names = attention.function, names_of(getattr(kind, attention.method))
     own = names[name]
 
     def with_options(*args: Any, **kwargs: Any) -> Any:
+        if state.whole:
+            return own(*args, **kwargs)
         return own(*args, **{**kwargs, "transformer_options": options})
 
     names[name] = with_options
@@ -41,16 +46,25 @@ class AttentionHooks:
     def __init__(self, sequence: SequenceGroup, host: HostFunctions) -> None:
         self._sequence, self._host = sequence, host
 
-    def hook(self, block: nn.Module, blocks: Blocks, where: list[str], state: ForwardState, undo: contextlib.ExitStack) -> None:
-        """Hook the attentions of a block until ``undo`` closes. ``where`` says of each which it is, for messages."""
+    def hook(
+        self, block: nn.Module, blocks: Blocks, where: list[str], state: ForwardState, undo: contextlib.ExitStack, running: bool = False
+    ) -> None:
+        """Hook the attentions of a block until ``undo`` closes.
+
+        Args:
+            where: says of each which it is, for messages.
+            running: a call of the block runs already, so hooks at the block itself would come too late.
+        """
         for attention, at in zip(blocks.attentions, where, strict=True):
             module = block.get_submodule(attention.module)
             if attention.own_heads is not None:
                 hook_own_heads(module, attention.own_heads, at, state, self._sequence, undo)
             else:
-                self._hook(module, attention, at, state, undo)
+                self._hook(module, attention, at, state, undo, running and module is block)
 
-    def _hook(self, module: nn.Module, attention: Attention, where: str, state: ForwardState, undo: contextlib.ExitStack) -> None:
+    def _hook(
+        self, module: nn.Module, attention: Attention, where: str, state: ForwardState, undo: contextlib.ExitStack, running: bool
+    ) -> None:
         names = parameter_names(getattr(type(module), attention.method))
         attended: list[int] = []
         marked: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -64,7 +78,7 @@ class AttentionHooks:
             options = call.get("transformer_options") or {}
             marked.append((options, mark(options, state, self._sequence, attention.kind, self._host, where, withheld)))
             if attention.function:
-                called.enter_context(_called_with(marked[-1][1], type(module), attention))
+                called.enter_context(_called_with(marked[-1][1], type(module), attention, state))
             else:
                 call.set("transformer_options", marked[-1][1])
             attended.append(state.attended)
@@ -85,7 +99,7 @@ class AttentionHooks:
             if state.attended == attended.pop() and not attention.skipped(options):
                 raise Escaped(where)
 
-        hook_call(module, attention.method, before, after, undo)
+        hook_call(module, attention.method, before, after, undo, running=running)
 
     def _hold_mask(self, module: nn.Module, attention: Attention, call: Arguments) -> HeldMask | None:
         """Wrap a mask that is no tensor, so that the module hands it on to the override unread; or return it, where it is withheld."""

@@ -16,10 +16,12 @@ from torch.utils._pytree import tree_leaves
 
 from ..attention import operators
 from ..attention.sequence_group import SequenceGroup
+from ..errors import SPError
 from .arguments import Arguments, parameter_names
 from .forward_state import Escaped, ForwardState
 from .host_functions import HostFunctions
 from .in_graph import attending_class, options_in_graph
+from .method_hooks import put
 from .override import OVERRIDE, ExchangedAttention
 from .plan import Attention, Blocks
 from .stream import tokens_of
@@ -66,7 +68,7 @@ class CompiledBlock:
         sequence: SequenceGroup,
         host: HostFunctions,
         compiler: Compiler,
-        hook: Callable[[contextlib.ExitStack], None],
+        hook: Callable[..., None],
     ) -> None:
         self.block, self.blocks, self.where, self.hook = block, blocks, where, hook
         self.own, self.names = block.forward, parameter_names(type(block).forward)
@@ -89,6 +91,8 @@ class CompiledBlock:
             with operators.running(runs), self._attending():
                 return self.compiler.compiled(forward)(self.block, *call.args, **call.kwargs)
         except torch._dynamo.exc.TorchDynamoException as error:
+            if isinstance(failed := getattr(error, "inner_exception", None), SPError):
+                raise failed from error  # another rank failed while this one waited for its graph: no fault of the compiler
             if runs.ran:
                 self.compiler.refuse(forward, sentence(error))
                 raise  # other ranks have exchanged with this one: to do that again would be out of step
@@ -113,8 +117,9 @@ class CompiledBlock:
 
     def _eager(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with contextlib.ExitStack() as undo:
-            self.hook(undo)
-            return self.own(*args, **kwargs)
+            put(self.block, "forward", self.own, undo)
+            self.hook(undo, running=True)
+            return self.block.forward(*args, **kwargs)
 
     def _why_eager(self, call: Arguments) -> str:
         """Why this call is not compiled, or ""."""

@@ -215,8 +215,7 @@ class Engine:
                 return self._gather_stream(blocks, output, state)
             return None
 
-        self._hook_inside(block, blocks, index, state, undo)
-        hook_call(block, blocks.method, before, after, undo)
+        hook_call(block, blocks.method, before, after, undo, functools.partial(self._hook_inside, block, blocks, index, state, undo))
 
     def _hook_inside(self, block: nn.Module, blocks: Blocks, index: int, state: ForwardState, undo: contextlib.ExitStack) -> None:
         where = [f"{attention.module or 'attention'} of block {index}" for attention in blocks.attentions]

@@ -18,12 +18,23 @@ def hook_call(
     before: Callable[[nn.Module, tuple, dict[str, Any]], Hooked],
     after: Callable[[nn.Module, tuple, dict[str, Any], Any], Any],
     undo: contextlib.ExitStack,
+    hook_inside: Callable[[], None] = lambda: None,
+    *,
+    running: bool = False,
 ) -> None:
-    """Call ``before`` and ``after`` around each call until ``undo`` closes; what ``after`` returns, if not None, is the output."""
-    if method == "forward":
+    """Call ``before`` and ``after`` around each call until ``undo`` closes; what ``after`` returns, if not None, is the output.
+
+    Args:
+        hook_inside: sets the hooks of what lies inside the module. That can be the module itself, as of a block that attends itself:
+            its hooks come behind ``before`` and before ``after``.
+        running: a call of the module runs already and goes on to its method, so hooks of torch's would come too late.
+    """
+    if method == "forward" and not running:
         undo.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        hook_inside()
         undo.callback(module.register_forward_hook(after, with_kwargs=True).remove)
         return
+    hook_inside()
     own = getattr(module, method)
 
     def called(*args: Any, **kwargs: Any) -> Any:

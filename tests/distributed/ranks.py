@@ -151,12 +151,15 @@ class RankPool:
 class RankPools:
     """A RankPool for every world size that is asked for; each call names its function, as :func:`run_ranks` does."""
 
-    def __init__(self) -> None:
+    def __init__(self, one_size_at_a_time: bool = False) -> None:
         self._pools: dict[int, RankPool] = {}
+        self._one_size_at_a_time = one_size_at_a_time
 
     def call(self, world_size: int, function: Callable, *args: Any, timeout: float = 120) -> list[Any]:
         """``function(rank, world_size, *args)`` of every rank, in rank order."""
         if world_size not in self._pools:
+            if self._one_size_at_a_time:
+                self.__exit__()
             self._pools[world_size] = RankPool(world_size, _any_function)
         return self._pools[world_size].call(function, *args, timeout=timeout)
 
@@ -166,6 +169,7 @@ class RankPools:
     def __exit__(self, *_: object) -> None:
         for pool in self._pools.values():
             pool.__exit__()
+        self._pools.clear()
 
 
 def _any_function(rank: int, world_size: int) -> Callable:

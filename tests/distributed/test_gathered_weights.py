@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.ranks import run_ranks
+from campaign import parameters
+from distributed.ranks import RankPools, run_ranks
 from torch import Tensor, nn
 
 from sp_core.comm.lane import ThreadLane
@@ -67,9 +68,9 @@ def both_ways(rank: int, world_size: int, slow: bool) -> tuple[bool, int, int]:
     return same, transport.stats.bytes_sent, weights.gathered_bytes
 
 
-@pytest.mark.parametrize(("world_size", "slow"), [(2, True), (3, False), (4, True)])
-def test_the_bits_are_those_of_whole_weights_and_the_bytes_those_of_the_formula(world_size: int, slow: bool) -> None:
-    for same, sent, expected in run_ranks(world_size, both_ways, slow):
+@pytest.mark.parametrize(("world_size", "slow"), parameters(plain=[(2, True), (3, False)], campaign=[(4, True)]))
+def test_the_bits_are_those_of_whole_weights_and_the_bytes_those_of_the_formula(ranks: RankPools, world_size: int, slow: bool) -> None:
+    for same, sent, expected in ranks.call(world_size, both_ways, slow):
         assert same
         assert sent == expected > 0
 
@@ -114,9 +115,9 @@ def seconds(rank: int, world_size: int, ahead: bool, gather_s: float, compute_s:
 
 
 @pytest.mark.parametrize(("gather_s", "compute_s"), [(0.02, 0.06), (0.06, 0.02)])
-def test_a_gather_hides_behind_the_block_before(gather_s: float, compute_s: float) -> None:
+def test_a_gather_hides_behind_the_block_before(ranks: RankPools, gather_s: float, compute_s: float) -> None:
     """Ahead, all but the first gather take time only as far as they take longer than the block."""
-    ahead, after = (max(run_ranks(2, seconds, on, gather_s, compute_s)) for on in (True, False))
+    ahead, after = (max(ranks.call(2, seconds, on, gather_s, compute_s)) for on in (True, False))
     hidden = 7 * min(gather_s, compute_s)
     print(f"\n{after:.3f} s one after the other, {ahead:.3f} s ahead, {after - hidden:.3f} s by the formula")
     assert ahead < after - 0.7 * hidden

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from campaign import CAMPAIGN, within
+from campaign import CAMPAIGN, parameters, within
 from leftovers import alive, left, memory_files
 
 HERE = Path(__file__).parent
@@ -39,14 +39,10 @@ if word == "exec\\n":
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("how", "busy"),
-    [
-        ("exec", False),
-        ("exec", True),
-        (signal.SIGKILL, False),
-        (signal.SIGKILL, True),
-        (signal.SIGTERM, True),
-        ("close", False),
-    ],
+    parameters(
+        plain=[("exec", True), (signal.SIGKILL, True), (signal.SIGTERM, True), ("close", False)],
+        campaign=[("exec", False), (signal.SIGKILL, False)],
+    ),
     ids=str,
 )
 def test_nothing_is_left_of_a_pool(how: str | signal.Signals, busy: bool) -> None:

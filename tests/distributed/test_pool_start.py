@@ -61,6 +61,7 @@ def test_a_start_that_takes_too_long_names_its_own_limit(monkeypatch, tmp_path):
     assert pool.over and not pool.workers.directory.exists()
 
 
+@pytest.mark.campaign
 def test_a_service_that_takes_too_long_to_make_names_the_start_limit(monkeypatch):
     """Importing ComfyUI is one long step: the limit of the start holds until it is done."""
     pool = Pool(parse_devices("cpu:2", "cpu", 0), ServiceSpec("echo_service:EchoService", {"start_seconds": [60, 0]}))

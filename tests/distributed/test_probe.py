@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from campaign import parameters
 from distributed.ranks import RankPools
 from torch import Tensor
 
@@ -351,7 +352,7 @@ def how(step: Step) -> str:
     return "both" if apart and whole else "apart" if apart else "whole" if whole else "neither"
 
 
-@pytest.mark.parametrize(("world_size", "sizes"), [(2, "even"), (3, "uneven")])
+@pytest.mark.parametrize(("world_size", "sizes"), parameters(plain=[(3, "uneven")], campaign=[(2, "even")]))
 @pytest.mark.parametrize("name", KINDS)
 def test_no_forward_is_wrong_and_what_is_apart_is_shared_out(ranks: RankPools, name: str, world_size: int, sizes: str) -> None:
     expected = run(0, 1, name, sizes)

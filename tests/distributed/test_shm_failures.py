@@ -49,9 +49,9 @@ def test_rank_late_by_30_s_is_named_within_the_timeout() -> None:
     assert set(reports) == {0, 1, 3}
 
 
-def late_by_12_s(rank: int, transport: ShmTransport) -> None:
+def late_by_7_s(rank: int, transport: ShmTransport) -> None:
     if rank == 2:
-        time.sleep(12)
+        time.sleep(7)
     # complete for the late rank: the others had sent everything before they gave up
     delivered = exchange(rank, transport)
     assert torch.equal(delivered[0, :, 0, 0], torch.arange(4.0).repeat_interleave(torch.tensor(COUNTS))), "stale data"
@@ -59,7 +59,7 @@ def late_by_12_s(rank: int, transport: ShmTransport) -> None:
 
 
 def test_late_rank_learns_that_the_others_gave_up() -> None:
-    reports = outcomes(late_by_12_s, ranks=4, timeout_s=4)
+    reports = outcomes(late_by_7_s, ranks=4, timeout_s=3)
     outcome, culprit, message = reports[2]
     assert outcome == "failed"
     assert culprit in (0, 1, 3)

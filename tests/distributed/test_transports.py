@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from campaign import parameters
 from distributed.exchange_cases import ExchangeCase, check_exchange
 from distributed.ranks import run_ranks
 from torch import Tensor
@@ -179,7 +180,7 @@ def run_operators(rank: int, world_size: int, name: str) -> None:
     transport.close()
 
 
-@every_transport
+@pytest.mark.parametrize("name", parameters(plain=["gloo", "shm"], campaign=[name for name in ROWS if name not in ("gloo", "shm")]))
 def test_operators_pass_opcheck_with_q_k_and_v(name: str) -> None:
     run_ranks(2, run_operators, name)
 

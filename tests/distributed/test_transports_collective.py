@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from campaign import parameters
 from distributed.ranks import RankPools
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -63,7 +64,9 @@ def copied_and_held(rank: int, world_size: int, batch: int, tokens: int, heads: 
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize(("world_size", "tokens", "heads"), [(2, 512, 32), (3, 500, 32), (3, 513, 40), (4, 1023, 19)])
+@pytest.mark.parametrize(
+    ("world_size", "tokens", "heads"), parameters(plain=[(2, 512, 32), (3, 500, 32)], campaign=[(3, 513, 40), (4, 1023, 19)])
+)
 def test_four_passes_and_one_copy(ranks: RankPools, world_size: int, tokens: int, heads: int, batch: int) -> None:
     for passes, held in ranks.call(world_size, copied_and_held, batch, tokens, heads):
         assert passes == [3, 1]

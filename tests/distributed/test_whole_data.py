@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.ranks import run_ranks
+from campaign import parameters
+from distributed.ranks import RankPools, run_ranks
 from torch import Tensor, nn
 
 from sp_core.comm.transports.collective import CollectiveTransport
@@ -102,10 +103,14 @@ def relative(a: Tensor, b: Tensor) -> float:
     return ((a - b).norm() / b.norm()).item()
 
 
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_whole_data_gives_what_one_process_gives(world_size: int, sizes: str) -> None:
-    for found in run_ranks(world_size, all_kinds, sizes):
+#: as many audio tokens as a rank has of the video, that is where there are two
+PLAIN = [(2, "even, audio alike"), (2, "uneven, audio alike"), (3, "even")]
+EVERY = [(world_size, sizes) for world_size in (2, 3) for sizes in SIZES]
+
+
+@pytest.mark.parametrize(("world_size", "sizes"), parameters(plain=PLAIN, campaign=[case for case in EVERY if case not in PLAIN]))
+def test_whole_data_gives_what_one_process_gives(ranks: RankPools, world_size: int, sizes: str) -> None:
+    for found in ranks.call(world_size, all_kinds, sizes):
         for kind, (video, audio, got_whole) in found.items():
             expected_video, expected_audio, _ = computed(kind, sizes, 0, 1, trusted=False)
             assert relative(video, expected_video) <= 2e-5, kind
@@ -120,8 +125,8 @@ def trusted(rank: int, world_size: int, kind: str) -> float:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("audio only", "own attention", "video to audio")])
-def test_without_whole_data_it_would_be_wrong(kind: str) -> None:
-    assert min(run_ranks(2, trusted, kind)) > 1e-4
+def test_without_whole_data_it_would_be_wrong(ranks: RankPools, kind: str) -> None:
+    assert min(ranks.call(2, trusted, kind)) > 1e-4
 
 
 def escapes(rank: int, world_size: int) -> str:

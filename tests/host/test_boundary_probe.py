@@ -60,6 +60,7 @@ def test_harmful_code_stays_whole(server: ComfyServer, kind: Kind, function: str
     assert IN_FULL in said(comparison, function), comparison.sp.report
 
 
+@pytest.mark.campaign
 def test_from_the_second_step_on_harmless_code_exchanges_no_more_than_the_model(server: ComfyServer) -> None:
     """An exchange for the agreement behind each forward is left, and the probe's, which many steps share."""
     counts = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from host.graphs import Branch, Graph, Link, latent, load, read, sample, text
 from host.observe import run, video
@@ -22,6 +23,7 @@ def sampled_then_encoded(server: ComfyServer, seed: int) -> tuple[torch.Tensor, 
     return read(outputs[saved.id]).parts[0], outputs[behind.id]
 
 
+@pytest.mark.campaign
 def test_an_encoder_on_another_device_and_the_worker_there_take_turns(own: ComfyServer) -> None:
     found = []
     for seed in (1, 2, 3):

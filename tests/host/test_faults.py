@@ -128,7 +128,7 @@ def test_a_rank_is_killed_at_a_random_moment(own: ComfyServer, expected: torch.T
     chance, times = dice(), []
     works(own, expected)
     baseline: dict[str, int] | None = None
-    for number in range(count(2, 30)):
+    for number in range(count(1, 30)):
         moment = MOMENTS[number % len(MOMENTS)]
         seed = 5000 + number
         if moment == "start-up":
@@ -257,6 +257,7 @@ def _mounted(*commands: str) -> tuple[str, ...]:
     return wrapper
 
 
+@pytest.mark.campaign
 def test_a_full_disk_is_named_and_little_room_is_enough(comfyui: Path, base: Path, tmp_path: Path, expected: torch.Tensor) -> None:
     """8 MB of disk, full at first, and 64 MB of /dev/shm, as in a container: the request of this prompt alone is larger."""
     wrapper = _mounted(

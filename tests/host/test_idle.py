@@ -19,6 +19,7 @@ def own_environment(temporary: Path) -> dict[str, str]:
     return {"TMPDIR": str(temporary), "SP_IDLE_S": str(IDLE_S)}
 
 
+@pytest.mark.campaign
 def test_idle_workers_end_and_the_next_prompt_starts_them_again(own: ComfyServer, temporary: Path) -> None:
     expected = run(own, *video(None)).parts[0]
     torch.testing.assert_close(run(own, *video("cpu:2")).parts[0], expected, rtol=0, atol=2e-4)

@@ -135,6 +135,7 @@ def refined(branch: Branch) -> Link:
     return branch.add("SamplerCustom", model=model, sampler=sampler, sigmas=sigmas, latent_image=latent, **settings)[0]
 
 
+@pytest.mark.campaign
 def test_refining_is_that_of_one_device(server: ComfyServer) -> None:
     compare(server, refined, "cpu:3")
 

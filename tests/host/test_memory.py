@@ -40,7 +40,7 @@ def test_weights_leave_before_a_demand_and_come_back(own: ComfyServer) -> None:
     """Two models take turns; each is followed by a memory demand like a VAE decode's."""
     expected = {name: run(own, *video(None, name)).parts[0] for name in MODELS}
     sizes: list[int] = []
-    for number in range(count(4, 10)):
+    for number in range(count(3, 10)):
         for name in MODELS:
             # another seed each round, so that nothing is answered from the host's cache, then the one that is known
             prompt, _ = video(DEVICES, name, after=demand, seed=100 + number)
@@ -48,7 +48,7 @@ def test_weights_leave_before_a_demand_and_come_back(own: ComfyServer) -> None:
             asked = next(output for output in outputs.values() if "during" in output)
             assert len(asked["before"]) == 2 and min(asked["before"]) > 0, "the workers held no weights after sampling"
             assert asked["during"] == [0, 0], "the workers still held weights when the demand ran"
-            result = run(own, *video(DEVICES, name)).parts[0] if number in (0, count(4, 10) - 1) else None
+            result = run(own, *video(DEVICES, name)).parts[0] if number in (0, count(3, 10) - 1) else None
             if result is not None:
                 torch.testing.assert_close(result, expected[name], rtol=0, atol=2e-4)
         sizes.append(sum(worker["resident_bytes"] for worker in workers(own)))

@@ -67,6 +67,7 @@ def slow_to_load(seconds: float) -> Callable[[Branch, Link], Link]:
     return lambda branch, model: branch.add("SPTestSlowInWorkers", model=model, seconds=seconds)[0]
 
 
+@pytest.mark.campaign
 def test_the_node_says_what_the_workers_do(own: ComfyServer) -> None:
     prompt, _ = video("cpu:2", change=slow_step, steps=3)
     seen = asyncio.run(asyncio.wait_for(watch(own, prompt), 200))

@@ -302,6 +302,7 @@ def test_a_cancel_ends_a_decode_and_keeps_the_workers(own: ComfyServer, tiles: d
     check(own, decode_two, "cpu:2")
 
 
+@pytest.mark.campaign
 def test_a_worker_that_is_killed_in_a_decode_is_named_and_the_next_prompt_is_right(own: ComfyServer) -> None:
     check(own, decode, "cpu:2")
     prompt_id = own.queue(long_decode("cpu:2", seed=2))

@@ -152,10 +152,10 @@ CASES: list[Case] = [
 
 
 def on_devices() -> list[Any]:
-    """On four workers one has no head and neither tokens nor frames divide, so they get every case; two and three some."""
+    """On four workers one has no head and neither tokens nor frames divide, so they get every case. A campaign adds two and three."""
     some = [text_to_video, two_videos_of_odd_size, fewer_tokens_than_usual, first_last_frame, in_context_latents, CASES[-2], CASES[-4]]
-    chosen = [("cpu:2", some), ("cpu:3", some), ("cpu:4", CASES)]
-    return [pytest.param(devices, case, id=f"{devices}-{case.__name__}") for devices, cases in chosen for case in cases]
+    chosen = [("cpu:2", some, pytest.mark.campaign), ("cpu:3", some, pytest.mark.campaign), ("cpu:4", CASES, ())]
+    return [pytest.param(devices, case, id=f"{devices}-{case.__name__}", marks=marks) for devices, cases, marks in chosen for case in cases]
 
 
 @pytest.mark.parametrize(("devices", "case"), on_devices())

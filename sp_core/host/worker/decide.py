@@ -63,7 +63,8 @@ class Decider:
         if call.requested.shares.strip() != "auto":
             return requested_shares(call.requested.shares, self._world_size)
         rates = self.rates(call.x.dtype)
-        if not rates.room:
+        if not rates.room or model.plan.keeps_state:
+            # what a model keeps between forwards lies where the first of them put it
             return auto_shares(rates)
         # weights that do not fit beside activations leave the device, but not all of them
         weights = model.patcher.model_size()
