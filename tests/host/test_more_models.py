@@ -92,7 +92,7 @@ MODELS = {
     "seedvr2": Model("SeedVR2", "SeedVR2", "1,16,3,10,14", tensors={"condition": [1, 17, 3, 10, 14]}),
     "cosmos1": Model("Cosmos 1", "CosmosT2V", "1,16,3,10,14"),
     "pixart": Model("PixArt", "PixArtAlpha", "1,4,34,38"),
-    "ernie_image": Model("ErnieImage", "ErnieImage", "1,16,5,7"),
+    "ernie_image": Model("ErnieImage", "ErnieImage", "1,128,5,7", arguments={"in_channels": 128, "out_channels": 128}),
     "hunyuan_dit": Model("Hunyuan DiT", "HunyuanDiT", "1,4,10,14", tensors=_MT5),
     "pixel_dit": Model("PixelDiT", "PixelDiTT2I", "1,3,20,28"),
     "wandancer": Model("WanDancer", "WAN22_WanDancer", "1,16,3,16,16", tensors={"audio_embed": [1, 9, 35]}),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from itertools import islice
 from typing import Any, Protocol
 
@@ -124,10 +125,12 @@ def _forwarder(local_class: type, method: str, refuse_wrappers: bool) -> Callabl
         base = base_of_pack(local_class)
         signature = inspect.signature(_as_comfyui_calls if base is torch.nn.Module else getattr(base, method))
     extra_name = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+    # members of an enumeration of the model's own (Cosmos 1) do not travel; the workers' method has the same default
+    unsent = {p.name: p.default for p in signature.parameters.values() if isinstance(p.default, Enum)}
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(self, *args, **kwargs)
-        named = dict(bound.arguments)
+        named = {name: value for name, value in bound.arguments.items() if name not in unsent or value is not unsent[name]}
         named.pop(next(iter(signature.parameters)))
         extra = named.pop(extra_name, {}) if extra_name else {}
         options = named.pop("transformer_options", None)
