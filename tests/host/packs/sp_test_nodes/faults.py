@@ -122,10 +122,16 @@ class SPTestUnsteadyLink(ModelNode):
             from sp_core.planner.cost import MeasuredRates
 
             if not hasattr(Decider, "steady"):
-                Decider.steady = (Decider.rates, Decider.may_idle)
+                Decider.steady = (Decider.rates, Decider.may_idle, Decider.choice)
             unsteady = itertools.cycle(MeasuredRates("test", *rates) for rates in self.RATES)
-            Decider.rates = lambda decider, dtype: next(unsteady)
-            Decider.may_idle = lambda decider, model: True
+            link, steady_choice = [next(unsteady)], Decider.steady[2]
+
+            def choice(decider, model, call):
+                link[0] = next(unsteady)
+                return steady_choice(decider, model, call)
+
+            Decider.rates = lambda decider, dtype: link[0]
+            Decider.may_idle, Decider.choice = lambda decider, model: True, choice
         return (model.clone(),)
 
 
@@ -136,7 +142,8 @@ class SPTestSteadyLink(SPTestUnsteadyLink):
         if own_rank() is not None:
             from sp_core.host.worker.decide import Decider
 
-            Decider.rates, Decider.may_idle = getattr(Decider, "steady", (Decider.rates, Decider.may_idle))
+            if hasattr(Decider, "steady"):
+                Decider.rates, Decider.may_idle, Decider.choice = Decider.steady
         return (model.clone(),)
 
 
