@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from operator import eq, methodcaller
+from operator import eq
 from types import MethodType
 from typing import Any
 
@@ -55,8 +55,6 @@ class _Dictionaries:
         #: most have nothing in them, as few modules have hooks
         self._filled = [held for held in where if held]
         self._then = list(map(dict, self._filled))
-        self._names = list(chain.from_iterable(where))
-        self._values = list(chain.from_iterable(map(methodcaller("values"), self._filled)))
 
     def same(self) -> bool:
         """Nothing is another object than it was, or at least everything equals what it was."""
@@ -70,10 +68,9 @@ class _Dictionaries:
 
     def changed(self) -> Iterator[list[tuple[str, Any, Any]]]:
         """(name, value then, value now) of what changed, for each dictionary; ``MISSING`` where there is none."""
-        end = 0
+        filled = iter(self._then)
         for now, size in zip(self._where, self._sizes, strict=True):
-            start, end = end, end + size
-            then = dict(zip(self._names[start:end], self._values[start:end], strict=True))
+            then = next(filled) if size else {}
             pairs = ((name, then.get(name, MISSING), now.get(name, MISSING)) for name in sorted(then.keys() | now.keys(), key=str))
             yield [(name, before, value) for name, before, value in pairs if before is not value]
 
