@@ -58,7 +58,7 @@ class BlockCompiler:
     #: graphs that were compiled, and the seconds that took, waiting for others included
     graphs: int = 0
     seconds: float = 0.0
-    #: what is not compiled any more, by :func:`name_of` -> why. Equal on all ranks from the next forward on
+    #: what is not compiled any more, by :func:`qualified_name` -> why. Equal on all ranks from the next forward on
     refusals: dict[str, str] = field(default_factory=dict)
     #: see :class:`.compiled_blocks.Compiler`
     leader: int = 0
@@ -82,11 +82,11 @@ class BlockCompiler:
         return self.wish.dynamic
 
     def refused(self, function: Callable[..., Any]) -> str:
-        return self.refusals.get(name_of(function), "")
+        return self.refusals.get(qualified_name(function), "")
 
     def refuse(self, function: Callable[..., Any], why: str) -> None:
         log.warning("SP: %s is not compiled: %s", function.__qualname__, why)
-        self.refusals[name_of(function)] = f"torch.compile failed: {why}"
+        self.refusals[qualified_name(function)] = f"torch.compile failed: {why}"
         self.on_refusal()
 
     def describe(self, calls_uncompiled: Mapping[str, int]) -> str:
@@ -127,6 +127,6 @@ class BlockCompiler:
         return torch._dynamo.lookup_backend(wish.backend)(graph, inputs, **given)  # type: ignore[no-any-return]
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def qualified_name(function: Callable[..., Any]) -> str:
     """The name of a function on every rank."""
     return f"{function.__module__}.{function.__qualname__}"

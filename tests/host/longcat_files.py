@@ -36,12 +36,17 @@ def rekeyed(official: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     return out
 
 
-def avatar_lora() -> dict[str, Tensor]:
-    """In the official form: a fused projection of the video, one of the sound, and a plain one."""
-    generator = torch.Generator().manual_seed(11)
+def official_lora(of: Mapping[str, Tensor], targets: Mapping[str, int], seed: int) -> dict[str, Tensor]:
+    """A LoRA in the official form.
+
+    Args:
+        of: weights as the official file has them.
+        targets: module -> how many projections are fused in it.
+    """
+    generator = torch.Generator().manual_seed(seed)
     lora: dict[str, Tensor] = {}
-    for module, parts in (("blocks.0.attn.qkv", 3), ("blocks.1.audio_cross_attn.kv_linear", 2), ("blocks.1.ffn.w2", 1)):
-        outs, ins = avatar_weights()[f"{module}.weight"].shape
+    for module, parts in targets.items():
+        outs, ins = of[f"{module}.weight"].shape
         stem = "lora___lorahyphen___" + module.replace(".", "___lorahyphen___")
         lora[f"{stem}.lora_down.weight"] = torch.randn(parts * 4, ins, generator=generator) / ins**0.5
         for part in range(parts):
@@ -49,6 +54,12 @@ def avatar_lora() -> dict[str, Tensor]:
             lora[f"{stem}.{up}"] = torch.randn(outs // parts, 4, generator=generator) / 2
         lora[f"{stem}.alpha_scale"] = torch.tensor(0.5)
     return lora
+
+
+def avatar_lora() -> dict[str, Tensor]:
+    """A fused projection of the video, one of the sound, and a plain one."""
+    targets = {"blocks.0.attn.qkv": 3, "blocks.1.audio_cross_attn.kv_linear": 2, "blocks.1.ffn.w2": 1}
+    return official_lora(avatar_weights(), targets, 11)
 
 
 def write_avatar(models: Path) -> None:

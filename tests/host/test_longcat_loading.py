@@ -9,7 +9,7 @@ import pytest
 import torch
 from distributed import avatar_ranks
 from distributed.longcat_ranks import inputs, load
-from host.longcat_files import avatar_weights, rekeyed, weights
+from host.longcat_files import avatar_weights, official_lora, rekeyed, weights
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -128,20 +128,6 @@ def test_other_models_are_detected_as_before(comfyui_here: str, base: Path) -> N
 # -- LoRA through the host's loader --------------------------------------------------------------
 
 
-def official_lora(targets: dict[str, int]) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(7)
-    lora: dict[str, Tensor] = {}
-    for module, parts in targets.items():
-        outs, ins = weights()[f"{module}.weight"].shape
-        stem = "lora___lorahyphen___" + module.replace(".", "___lorahyphen___")
-        lora[f"{stem}.lora_down.weight"] = torch.randn(parts * 4, ins, generator=generator) / ins**0.5
-        for part in range(parts):
-            up = f"lora_up.blocks.{part}.weight" if parts > 1 else "lora_up.weight"
-            lora[f"{stem}.{up}"] = torch.randn(outs // parts, 4, generator=generator) / 2
-        lora[f"{stem}.alpha_scale"] = torch.tensor(0.5)
-    return lora
-
-
 TARGETS = {"blocks.0.attn.qkv": 3, "blocks.1.cross_attn.kv_linear": 2, "blocks.1.ffn.w2": 1, "final_layer.linear": 1}
 
 
@@ -160,7 +146,7 @@ def test_lora_through_the_stock_loader(comfyui_here: str, tmp_path: Path, layout
     import comfy.model_management
     import comfy.sd
 
-    lora = official_lora(TARGETS)
+    lora = official_lora(weights(), TARGETS, 7)
     save_file(merged(lora), tmp_path / "merged.safetensors")
     expected = load(comfyui_here, tmp_path / "merged.safetensors").model.diffusion_model(**inputs("i2v"))
     save_file(weights() if layout == "official" else rekeyed(), tmp_path / "plain.safetensors")
