@@ -85,6 +85,7 @@ class LongCatAvatarModel(LongCatVideoModel):
         reference_latent: Tensor | None = None,
         reference_frame: int = 10,
         hidden_around: int = 3,
+        sampled_start: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """One prediction. Arguments that are not listed are those of the base model.
@@ -96,6 +97,7 @@ class LongCatAvatarModel(LongCatVideoModel):
             reference_latent: (B, C, 1, H, W), a clean frame that stands before all others.
             reference_frame: its place in time, for the 3-D RoPE.
             hidden_around: noisy frames as near to that place as this do not see it.
+            sampled_start: (B, C, n, H, W), clean first frames that the model sees in the place of those of ``x``.
 
         Raises:
             SPError: the arguments do not fit together.
@@ -104,6 +106,8 @@ class LongCatAvatarModel(LongCatVideoModel):
         self._check(x, audio_embed, people_masks, options)
         frames = x.size(2)
         clean = zero_mask_prefix(denoise_mask, frames) if num_cond_latents is None else min(num_cond_latents, frames)
+        if sampled_start is not None:
+            x = torch.cat([sampled_start.to(x).expand(x.size(0), -1, -1, -1, -1), x[:, :, sampled_start.size(2) :]], 2)
         voices = 1 if audio_embed is None else audio_embed.size(1)
         grid = [-(-size // patch) for size, patch in zip(x.shape[3:], self.patch_size[1:], strict=True)]
         people = People.over(people_masks, (grid[0], grid[1])) if people_masks is not None and voices > 1 else None
