@@ -144,6 +144,7 @@ def test_the_reference_frame_counts_as_a_frame_of_memory(patcher: Any) -> None:
         ({"audio_embed": torch.zeros(1, 1, 25, 5, 5, 8)}, "5 x 8 features a frame, this Avatar model takes 24"),
         ({"audio_embed": torch.zeros(1, 2, 25, 5, 3, 8)}, "Several voices need a mask"),
         ({"transformer_options": {"longcat_block_sparse": {}}}, "not for its Avatar"),
+        ({"num_cond_latents": None, "denoise_mask": torch.zeros(1, 16, 7, 8, 12)}, "noise mask keeps every frame"),
     ],
 )
 def test_what_does_not_fit_is_told(model: Any, changed: dict[str, Any], message: str) -> None:
@@ -310,7 +311,9 @@ LEFT[..., :56], RIGHT[..., 56:] = 1, 1
         ),
         ({}, (LEFT, RIGHT), "nothing of the background .* Paint smaller areas for the persons"),
         ({}, (LEFT, BLANK), "nothing of mask_2 .* Paint a larger area"),
-        ({}, (torch.zeros(1, 64, 64), torch.zeros(1, 64, 64)), "masks have 64 x 64 pixels, the picture 112 x 90"),
+        ({}, (LEFT, LEFT.clone()), "mask_1 and mask_2 are the same"),
+        ({"previous": torch.zeros(0, 64, 96, 3)}, None, "video to go on from has no frames"),
+        ({}, (torch.zeros(1, 64, 64), torch.ones(1, 64, 64)), "masks have 64 x 64 pixels, the picture 112 x 90"),
     ],
 )
 def test_what_does_not_fit_together_is_told(piece: dict[str, Any], masks: Any, message: str) -> None:

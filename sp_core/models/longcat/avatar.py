@@ -106,6 +106,10 @@ class LongCatAvatarModel(LongCatVideoModel):
         self._check(x, audio_embed, people_masks, options)
         frames = x.size(2)
         clean = zero_mask_prefix(denoise_mask, frames) if num_cond_latents is None else min(num_cond_latents, frames)
+        if clean == frames:
+            raise SPError(
+                "The noise mask keeps every frame, so that nothing is left to make. Use the latent of LongCat Avatar Conditioning"
+            )
         if sampled_start is not None:
             x = torch.cat([sampled_start.to(x).expand(x.size(0), -1, -1, -1, -1), x[:, :, sampled_start.size(2) :]], 2)
         voices = 1 if audio_embed is None else audio_embed.size(1)

@@ -154,6 +154,8 @@ def _check_persons(piece: Piece, voices: list[Features], masks: tuple[Tensor, ..
         raise SPError(f"{name}: the masks have different sizes. Paint all of them over the same picture")
     if piece.image is None:
         raise SPError(f"{name}: masks say where persons are in a picture. Connect it to image")
+    if torch.equal(masks[0], masks[1]):
+        raise SPError(f"{name}: mask_1 and mask_2 are the same. Connect a mask for each person")
     (height, width), (of_picture_h, of_picture_w) = masks[0].shape[1:], piece.image.shape[1:3]
     if abs(height * of_picture_w / (width * of_picture_h) - 1) > _PROPORTIONS:
         raise SPError(

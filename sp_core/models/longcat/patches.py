@@ -23,10 +23,10 @@ def conditioning_frames(available: int, wanted: int) -> int:
     """The most frames, at most ``wanted``, that whole latent frames are made of: 4 k + 1.
 
     Raises:
-        ValueError: there is no frame.
+        SPError: there is no frame.
     """
     if available < 1:
-        raise ValueError("the conditioning video has no frames")
+        raise SPError("The video to go on from has no frames. Connect one that has, or none")
     return (min(available, max(1, wanted)) - 1) // _FRAMES * _FRAMES + 1
 
 
