@@ -23,3 +23,8 @@ class AllAgainstOne:
 def threads_of_all(workers: int) -> int:
     """All workers' threads, as the launcher gives them out."""
     return workers * max(1, (os.cpu_count() or 1) // workers)
+
+
+def environment_of_one(workers: int) -> dict[str, str]:
+    """Of a ComfyUI that is the one process, so that a number of threads that the caller's environment holds does not count."""
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads_of_all(workers)))

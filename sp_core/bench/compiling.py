@@ -18,6 +18,7 @@ from typing import Any
 from ..demo.comfy_server import ComfyServer
 from ..demo.machine_line import machine_line
 from ..demo.tiny import shrink
+from .all_against_one import environment_of_one
 from .models import STEP_CHECKPOINTS, STEP_WORKFLOWS
 from .prompts import Prompt, comfyui, seconds_of
 from .turns import turns
@@ -85,7 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def step_row(workers: int, samples: int) -> Step | None:
     """A step eager and compiled, in one process and on workers, by turns. None without ComfyUI."""
     seeds, devices = itertools.count(), f"cpu:{workers}"
-    with tempfile.TemporaryDirectory(prefix="sp-bench-cache-") as cache, comfyui(STEP_CHECKPOINTS, environment=cached_in(cache)) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="sp-bench-cache-") as cache,
+        comfyui(STEP_CHECKPOINTS, environment=environment_of(cache, workers)) as server,
+    ):
         if server is None:
             return None
         ways: dict[str, Callable[[], float]] = {
@@ -130,7 +134,7 @@ def start_row(workers: int) -> Start | None:
     eager = 0.0
     with tempfile.TemporaryDirectory(prefix="sp-bench-cache-") as cache:
         for _ in ("cold", "warm"):
-            with comfyui(STEP_CHECKPOINTS, environment=cached_in(cache)) as server:
+            with comfyui(STEP_CHECKPOINTS, environment=environment_of(cache, max(workers, 1))) as server:
                 if server is None:
                     return None
                 seconds_of(server, prompt_of(devices, False, 1, 0))
@@ -139,9 +143,9 @@ def start_row(workers: int) -> Start | None:
     return Start(workers, eager, *took)
 
 
-def cached_in(folder: str) -> dict[str, str]:
-    """Environment of a ComfyUI whose compile cache is this folder."""
-    return {"TORCHINDUCTOR_CACHE_DIR": folder}
+def environment_of(cache: str, workers: int) -> dict[str, str]:
+    """Of a ComfyUI whose compile cache is this folder, and which has as many threads as the workers together."""
+    return environment_of_one(workers) | {"TORCHINDUCTOR_CACHE_DIR": cache}
 
 
 def prompt_of(devices: str | None, compiled: bool, steps: int, seed: int) -> Prompt:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..demo.comfy_server import ComfyServer
 from ..demo.machine_line import machine_line
-from .all_against_one import AllAgainstOne, threads_of_all
+from .all_against_one import AllAgainstOne, environment_of_one, threads_of_all
 from .decode_memory import GIVES_BACK, MemoryRow, rises
 from .memory import worker_pids
 from .prompts import comfyui, seconds_of
@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     print(f"machine: {machine_line()}", flush=True)
     rows: list[Row | MemoryRow] = []
-    with comfyui({}, environment=GIVES_BACK if options.memory else None) as server:
+    environment = environment_of_one(options.workers) | (GIVES_BACK if options.memory else {})
+    with comfyui({}, environment=environment) as server:
         if server is None:
             print("not measured, no ComfyUI was found")
             return 1

@@ -1,7 +1,7 @@
 """A forward on ranks of which one is slower: equal shares, shares by measured speed, and the ideal of all speeds together.
 
 The slow rank waits before each exchange in proportion to what it has computed. Where there are more ranks than cores, all ranks
-wait as well, so that they find a core whenever they compute.
+wait as well, for twice the time that their turns on a core take, and a rank's work is the time that it was on one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -97,14 +98,14 @@ class _Bench:
         inputs = Inputs.seeded(config, 0, frames=5, rows=24, columns=32)
         self._arguments = step_arguments(inputs, inputs.video, inputs.audio, 0.5)
         self._model = AudioVideoDiT.seeded(config, 0)
-        self._slowdown = Slowdown(transport.stats)
+        self._slowdown = Slowdown(transport.stats, work_clock=time.thread_time)
         transport.on_enter = self._slowdown.before_exchange
 
     def row(self, times: float) -> SharesRow:
         ranks, last = self._transport.world_size, self._transport.world_size - 1
         everybody = float(math.ceil(ranks / (os.cpu_count() or 1)))
         own = self._slowdown.factor = everybody * (times if self._transport.rank == last else 1.0)
-        shares = auto_shares(measure_rates(self._transport, torch.device("cpu"), torch.float32, slowed=own))
+        shares = auto_shares(measure_rates(self._transport, torch.device("cpu"), torch.float32, slowed=own, clock=time.thread_time))
         self._shared_out(shares)
         one, equal, auto = (
             self._median(call) for call in (self._alone, partial(self._shared_out, None), partial(self._shared_out, shares))

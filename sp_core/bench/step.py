@@ -23,7 +23,7 @@ from ..demo.tiny import Tiny
 from ..pool.devices import parse_devices
 from ..reference import ReferenceConfig
 from ..reference.sample import Inputs, local, pooled, step_arguments
-from .all_against_one import AllAgainstOne, threads_of_all
+from .all_against_one import AllAgainstOne, environment_of_one, threads_of_all
 from .models import STEP_CHECKPOINTS, STEP_WORKFLOWS
 from .prompts import comfyui, step_seconds
 from .turns import turns
@@ -67,7 +67,7 @@ def _rows(workers: int, samples: int, reference_only: bool) -> Any:
     yield reference_row(workers, samples)
     if reference_only:
         return
-    with comfyui(STEP_CHECKPOINTS) as server:
+    with comfyui(STEP_CHECKPOINTS, environment=environment_of_one(workers)) as server:
         if server is not None:
             yield from (host_row(server, tiny, workers, samples) for tiny in STEP_WORKFLOWS)
 

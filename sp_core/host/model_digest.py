@@ -1,28 +1,33 @@
 """What a MODEL is, in few enough bytes to compare over processes: its weights, its patches of weights, and the code put into it.
 
 Names, shapes, types and functions have to be equal. The values of patches are sampled and compared with a tolerance: a merge
-that is computed on two devices differs in its last bits. The values of weights are not: what lies in memory may be patched, or half loaded.
+that is computed on two devices differs in its last bits. Of the weights some are sampled, and most of these have to be equal to
+the last bit: a weight that no file has holds what was in memory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .options import name_of, patches_in
+from .weight_samples import mark_of, plain_tensor, sampled_places
 
 #: values that lie side by side in a sample
 RUN = 4
 #: of a sample's norm. The last bit of bfloat16 is 4e-3, and merges round several times
 TOLERANCE = 2e-2
+#: weights whose values are looked at
+LOOKED_AT = 32
 #: the parts of a digest
-WEIGHTS, WEIGHT_PATCHES, CODE = PARTS = ("weights", "weight patches", "code")
+WEIGHTS, VALUES, WEIGHT_PATCHES, CODE = PARTS = ("weights", "values of weights", "weight patches", "code")
 
 
 @dataclass
@@ -31,17 +36,21 @@ class Part:
 
     #: hash of all names, shapes and types
     shape: str
-    #: (weighted sum, norm) of the samples of each value; None where it cannot be read
+    #: (weighted sum, norm) of the samples of each value, or (mark, 0) of those of a weight; None where it cannot be read
     numbers: list[list[float] | None]
     #: what each of ``numbers`` belongs to; it is not sent
     labels: list[str] = field(default_factory=list, repr=False)
 
 
-def model_digest(patcher: Any, weights: dict[int, Part]) -> dict[str, Part]:
+#: what weights are, and the values of some, by the model's id
+Weights = dict[int, tuple[Part, Part]]
+
+
+def model_digest(patcher: Any, weights: Weights) -> dict[str, Part]:
     """The parts of a ComfyUI ModelPatcher. The weights are those under its patches, wherever they lie.
 
     Args:
-        weights: those of models that were read before, by the model's id. Clones share a model, so a chain of nodes reads one.
+        weights: those of models that were read before. Clones share a model, so a chain of nodes reads one.
     """
     with torch.inference_mode():
         inside = {name: value for name, value in patcher.object_patches.items() if name.startswith("diffusion_model")}
@@ -52,8 +61,9 @@ def model_digest(patcher: Any, weights: dict[int, Part]) -> dict[str, Part]:
             "injections": sorted(patcher.injections),
         }
         if id(patcher.model) not in weights:
-            weights[id(patcher.model)] = _part({name: f"{tuple(weight.shape)} {weight.dtype}" for name, weight in own_weights(patcher)})
-        return {WEIGHTS: weights[id(patcher.model)], WEIGHT_PATCHES: _part(patcher.patches), CODE: _part(code)}
+            weights[id(patcher.model)] = _weights(dict(own_weights(patcher)))
+        what, values = weights[id(patcher.model)]
+        return {WEIGHTS: what, VALUES: values, WEIGHT_PATCHES: _part(patcher.patches), CODE: _part(code)}
 
 
 def as_plain(digest: dict[str, Part]) -> dict[str, Any]:
@@ -68,15 +78,39 @@ def from_plain(plain: dict[str, Any]) -> dict[str, Part]:
 def difference(mine: dict[str, Part], theirs: dict[str, Part], parts: Collection[str] = PARTS) -> str | None:
     """What two MODELs differ in; None for those whose ``parts`` are equal."""
     for name, part in mine.items():
-        if name not in parts:
-            continue
-        other = theirs[name]
-        if part.shape != other.shape or len(part.numbers) != len(other.numbers):
-            return f"the {name} are others" if name != CODE else "the functions and modules put into it are others"
-        for a, b in zip(part.numbers, other.numbers, strict=True):
-            if a is not None and b is not None and not abs(a[0] - b[0]) <= TOLERANCE * max(a[1], b[1]):
-                return f"the {name} have other values"
+        if name in parts and (what := _SENTENCES[name](part, theirs[name])) is not None:
+            return what
     return None
+
+
+def _other_part(name: str, mine: Part, other: Part) -> str | None:
+    if mine.shape != other.shape or len(mine.numbers) != len(other.numbers):
+        return f"the {name} are others"
+    if any(a is not None and b is not None and _apart(a, b) for a, b in zip(mine.numbers, other.numbers, strict=True)):
+        return f"the {name} have other values"
+    return None
+
+
+def _other_weights(mine: Part, other: Part) -> str | None:
+    """Of weights of one kind; that they are of another one, their own part tells."""
+    if mine.shape != other.shape:
+        return None
+    compared = [_apart(a, b) for a, b in zip(mine.numbers, other.numbers, strict=True) if a is not None and b is not None]
+    if 2 * sum(compared) <= len(compared):
+        return None
+    return "the weights have other values (if their file was replaced since ComfyUI read it, free the models and the node cache)"
+
+
+def _apart(a: list[float], b: list[float]) -> bool:
+    return not abs(a[0] - b[0]) <= TOLERANCE * max(a[1], b[1])
+
+
+_SENTENCES: dict[str, Callable[[Part, Part], str | None]] = {
+    WEIGHTS: partial(_other_part, "weights"),
+    VALUES: _other_weights,
+    WEIGHT_PATCHES: partial(_other_part, "weight patches"),
+    CODE: partial(_other_part, "functions and modules put into it"),
+}
 
 
 def own_weights(patcher: Any) -> Iterator[tuple[str, Tensor]]:
@@ -96,6 +130,15 @@ def own_weights(patcher: Any) -> Iterator[tuple[str, Tensor]]:
         if path.startswith(prefix):
             parts = {"": value} if isinstance(value, Tensor) else dict(value.named_parameters())
             yield from ((f"{path}.{name}".rstrip("."), weight) for name, weight in parts.items())
+
+
+def _weights(weights: dict[str, Tensor]) -> tuple[Part, Part]:
+    """What all weights are, and the values of some, from the first to the last by name."""
+    kinds = _part({name: f"{tuple(weight.shape)} {weight.dtype}" for name, weight in weights.items()})
+    names = sorted(weights)
+    looked_at = [names[place] for place in sampled_places(len(names), LOOKED_AT).tolist()]
+    marks = [mark_of(name, weights[name]) for name in looked_at]
+    return kinds, Part(kinds.shape, [[mark, 0.0] if mark else None for mark in marks], looked_at)
 
 
 def _part(tree: Any) -> Part:
@@ -152,11 +195,3 @@ def _sampled(tensor: Tensor) -> list[float] | None:
 def _places(count: int) -> list[int]:
     """Two runs, as each place apart from others can be another read of the disk."""
     return [min(count - 1, start + i) for start in (count // 3, 2 * count // 3) for i in range(RUN)]
-
-
-def plain_tensor(tensor: Tensor) -> Tensor:
-    """What a quantised tensor packs, as it lies in the file; float8 as bytes."""
-    packed = getattr(tensor, "_qdata", tensor)
-    if type(packed) not in (Tensor, torch.nn.Parameter):
-        packed = packed.as_subclass(Tensor)
-    return packed.view(torch.uint8) if packed.dtype.is_floating_point and packed.dtype.itemsize == 1 else packed

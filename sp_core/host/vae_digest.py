@@ -1,6 +1,6 @@
 """What a VAE is, in few enough bytes to compare over processes: its weights, the settings of its modules, and ComfyUI's own settings of it.
 
-All processes read one file in one way, so everything has to be equal to the last bit. Samples of the weights stand for them.
+Everything has to be equal to the last bit. Samples of the weights stand for them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .model_digest import plain_tensor
 from .module_settings import Settings, plain_text
 from .options import name_of
+from .weight_samples import mark_of
 
 #: label -> hash; 0 for what cannot be read
 Marks = dict[str, int]
@@ -29,8 +29,6 @@ _SENTENCES = {
     MODULES: "its {} is another one",
     HOST: "its {} is another one",
 }
-#: places of each weight that are looked at
-SAMPLES = 256
 #: of ComfyUI's VAE: where it computes, and what the rest of a digest says
 _LEFT_OUT = ("device", "output_device", "first_stage_model", "patcher", "size")
 
@@ -69,7 +67,7 @@ def first_difference(mine: Marks, other: Marks) -> str | None:
 def values_of(local: nn.Module, patcher: Any) -> Marks:
     """A hash of samples of each weight, wherever it lies."""
     with torch.inference_mode():
-        return {name: _sampled(name, weight) for name, weight in _weights(local, patcher)}
+        return {name: mark_of(name, weight) for name, weight in _weights(local, patcher)}
 
 
 def _weights(local: nn.Module, patcher: Any) -> Iterator[tuple[str, Tensor]]:
@@ -78,24 +76,6 @@ def _weights(local: nn.Module, patcher: Any) -> Iterator[tuple[str, Tensor]]:
         for name, weight in sorted(named, key=lambda item: item[0]):
             kept = patcher.backup.get(name)
             yield name, weight if kept is None else kept.weight
-
-
-def _sampled(name: str, weight: Tensor) -> int:
-    try:
-        plain = plain_tensor(weight.detach())
-        if plain.numel() == 0 or plain.device.type == "meta":
-            return 0
-        where = torch.unravel_index(sampled_places(plain.numel()).to(plain.device), plain.shape) if plain.dim() else ()
-        values = plain[where].cpu().contiguous().reshape(-1).view(torch.uint8)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        return 0  # a format that cannot be read at a place
-    return zlib.crc32(bytes(values.tolist()), zlib.crc32(name.encode())) or 1
-
-
-def sampled_places(count: int) -> Tensor:
-    """Which of ``count`` values in a row are looked at, evenly from the first to the last."""
-    number = min(count, SAMPLES)
-    return torch.arange(number) * (count - 1) // max(1, number - 1)
 
 
 def _marks(texts: Mapping[str, str]) -> Marks:

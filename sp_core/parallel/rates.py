@@ -26,7 +26,12 @@ _COPIED_BYTES = 64 << 20
 
 
 def measure_rates(
-    transport: Transport, device: torch.device, dtype: torch.dtype, seconds: float = 0.15, slowed: float = 1.0
+    transport: Transport,
+    device: torch.device,
+    dtype: torch.dtype,
+    seconds: float = 0.15,
+    slowed: float = 1.0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> MeasuredRates:
     """Rates of the slowest device and the slowest link, and of each device where they are of several kinds; equal on all ranks.
 
@@ -37,9 +42,10 @@ def measure_rates(
     Args:
         transport: of at least two ranks.
         slowed: how many times as long this rank is made to take for what it computes.
+        clock: of what a device computes, in seconds; a benchmark with more ranks than cores takes a clock of the rank's own work.
     """
     is_cpu = device.type == "cpu"
-    flops = _flops(device, dtype, _CPU_MATRIX if is_cpu else _ACCELERATOR_MATRIX, seconds) / slowed
+    flops = _flops(device, dtype, _CPU_MATRIX if is_cpu else _ACCELERATOR_MATRIX, seconds, clock) / slowed
     bandwidth, latency_s = _link(transport, device, dtype)
     # all ranks copy at the same time, as the exchange before has them in step
     copied = 0.0 if is_cpu else from_main_memory(device, seconds)
@@ -56,7 +62,7 @@ def measure_rates(
     )
     if len(set(all_gather_bytes(None, f"{device_kind(device)} {slowed}".encode()))) == 1:
         return rates
-    own = _attention_flops(device, dtype, seconds) / slowed
+    own = _attention_flops(device, dtype, seconds, clock) / slowed
     attention = [rate for (rate,) in all_gather_ints(None, [int(own / 1e6)])]
     return replace(
         rates,
@@ -84,17 +90,18 @@ def _properties(device: torch.device) -> object:
     return None if read is None else read(device)
 
 
-def _attention_flops(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+def _attention_flops(device: torch.device, dtype: torch.dtype, seconds: float, clock: Callable[[], float]) -> float:
     """FLOP/s of this device in attention, for so many seconds."""
     heads, tokens, head_dim = (4, 512, 64) if device.type == "cpu" else (16, 8192, 128)
     q_BHTD = torch.randn(1, heads, tokens, head_dim, device=device).to(dtype)
-    return _rate(lambda: F.scaled_dot_product_attention(q_BHTD, q_BHTD, q_BHTD), 4.0 * heads * tokens**2 * head_dim, device, seconds)
+    flop = 4.0 * heads * tokens**2 * head_dim
+    return _rate(lambda: F.scaled_dot_product_attention(q_BHTD, q_BHTD, q_BHTD), flop, device, seconds, clock)
 
 
-def _flops(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:
+def _flops(device: torch.device, dtype: torch.dtype, size: int, seconds: float, clock: Callable[[], float]) -> float:
     """FLOP/s of this device, in products of (size, size) matrices for so many seconds."""
     matrix = torch.randn(size, size, device=device).to(dtype)
-    return _rate(lambda: matrix @ matrix, 2.0 * size**3, device, seconds)
+    return _rate(lambda: matrix @ matrix, 2.0 * size**3, device, seconds, clock)
 
 
 def from_main_memory(device: torch.device, seconds: float) -> float:
@@ -106,13 +113,15 @@ def from_main_memory(device: torch.device, seconds: float) -> float:
     return _rate(lambda: target.copy_(source, non_blocking=True), float(_COPIED_BYTES), device, seconds)
 
 
-def _rate(call: Callable[[], object], amount: float, device: torch.device, seconds: float) -> float:
+def _rate(
+    call: Callable[[], object], amount: float, device: torch.device, seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """What a call does of something, FLOP or bytes, in a second: the median of as many calls as fit into so many seconds."""
     _seconds(call, device)
     times: list[float] = []
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline or not times:
-        times.append(_seconds(call, device))
+        times.append(_seconds(call, device, clock))
     return amount / median(times)
 
 
@@ -145,9 +154,9 @@ def sent_bytes(transport: Transport, shards: Sequence[torch.Tensor]) -> float:
     return sum(shard.nbytes for shard in shards) * (transport.world_size - 1) / transport.world_size
 
 
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    started = time.perf_counter()
+def _seconds(call: Callable[[], object], device: torch.device, clock: Callable[[], float] = time.perf_counter) -> float:
+    started = clock()
     call()
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
-    return time.perf_counter() - started
+    return clock() - started

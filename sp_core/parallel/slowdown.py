@@ -31,20 +31,31 @@ def factor_of(text: str, rank: int) -> float:
 
 
 class Slowdown:
-    """Lets a rank wait before each exchange for as long as its work since the last one would have taken more."""
+    """Lets a rank wait before each exchange until its work since the last one has taken ``factor`` times as long."""
 
-    def __init__(self, stats: TransportStats, wait: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.perf_counter):
-        """``stats``: those that all exchanges of this rank count into; time inside an exchange is no work."""
-        self._stats, self._wait, self._clock = stats, wait, clock
+    def __init__(
+        self,
+        stats: TransportStats,
+        wait: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.perf_counter,
+        work_clock: Callable[[], float] | None = None,
+    ):
+        """
+        Args:
+            stats: those that all exchanges of this rank count into; time inside an exchange is no work.
+            work_clock: seconds that this rank has computed, where ranks share cores and what passes while one waits for a core
+                is no work of its own; else all time outside exchanges is work.
+        """
+        self._stats, self._wait, self._clock, self._work_clock = stats, wait, clock, work_clock
         self._since: float | None = None
-        self._exchanged = 0.0
+        self._exchanged = self._computed = 0.0
         self.factor = 1.0
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
         """Around one forward, whose statistics begin anew in it. What is exchanged outside follows no work."""
         self._stats.reset()
-        self._since, self._exchanged = self._clock(), 0.0
+        self._begin()
         try:
             yield
             self.before_exchange()
@@ -64,6 +75,11 @@ class Slowdown:
         """The rank is about to wait for the others."""
         if self._since is None or self.factor == 1:
             return
-        worked = self._clock() - self._since - (self._stats.seconds - self._exchanged)
-        self._wait(max(0.0, (self.factor - 1) * worked))
+        passed = self._clock() - self._since - (self._stats.seconds - self._exchanged)
+        worked = passed if self._work_clock is None else min(passed, self._work_clock() - self._computed)
+        self._wait(max(0.0, self.factor * worked - passed))
+        self._begin()
+
+    def _begin(self) -> None:
         self._since, self._exchanged = self._clock(), self._stats.seconds
+        self._computed = 0.0 if self._work_clock is None else self._work_clock()

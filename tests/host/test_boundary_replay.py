@@ -7,8 +7,8 @@ import re
 import psutil
 import pytest
 import torch
-from host.boundary import EVEN, LORA, alone, before, compare_and_list, named, notes, on_wan, refusal, watched
-from host.graphs import TOLERANCE, Branch, Case, Link, compare, latent, load, relative, run_sp, sample, text
+from host.boundary import EVEN, LORA, alone, before, compare_and_list, copy_checkpoint, named, notes, on_wan, refusal, watched
+from host.graphs import TOLERANCE, Branch, Case, Graph, Link, compare, latent, load, read, relative, run_sp, sample, save, text
 from host.observe import pids
 from safetensors.torch import load_file, save_file
 
@@ -60,6 +60,23 @@ def test_a_drawn_number_is_drawn_once(server: ComfyServer) -> None:
 def test_ranks_prove_that_they_hold_the_same_model(server: ComfyServer, where: str) -> None:
     sentence = refusal(server, before("SPForeignDiffers", where=where))
     assert "SPForeignDiffers" in sentence and re.search("rank|worker", sentence, re.I), sentence
+
+
+def test_a_file_that_was_replaced_since_comfyui_read_it_is_told(server: ComfyServer) -> None:
+    """ComfyUI goes on with the old weights, and the workers would read the new ones."""
+    copy_checkpoint(server, "replaced_wan")
+    path = server.base / "models" / "diffusion_models" / "replaced_wan.safetensors"
+    case = named("replaced_wan", lambda branch: on_wan(branch, branch.patch(load(branch, "replaced_wan"))))
+    graph = Graph()
+    stock = save(Branch(graph, None), case, "replaced_wan-stock")
+    assert read(server.run(graph.prompt)[stock]).parts[0].isfinite().all()
+    new = path.with_suffix(".new")
+    save_file({name: weight * 1.25 for name, weight in load_file(path).items()}, new)
+    new.replace(path)
+    sentence = refusal(server, case)
+    assert re.search(r"UNETLoader \(node .*the weights have other values .*free the models and the node cache", sentence), sentence
+    server.post("/free", {"unload_models": True, "free_memory": True})
+    compare(server, case, DEVICES)
 
 
 # -- what a worker runs ------------------------------------------------------------------

@@ -65,6 +65,11 @@ def replaced_by_another_branch(of: Any) -> None:
     of.model.diffusion_model[1] = torch.nn.Linear(2, 2)
 
 
+def replaced_by_another_file(of: Any) -> None:
+    for weight in of.model.parameters():
+        weight *= 1 + 1e-6
+
+
 def around(of: Any) -> None:
     of.object_patches["model_sampling"] = 7
     of.model_options["sampler_post_cfg_function"] = [len]
@@ -88,7 +93,7 @@ def around(of: Any) -> None:
         "around the model",
         "last bits",
         "weights elsewhere",
-        "a weight half loaded",
+        "a weight that no file has",
     ],
 )
 def test_the_same_model(change: Callable[[Any], None]) -> None:
@@ -99,6 +104,7 @@ def test_the_same_model(change: Callable[[Any], None]) -> None:
     ("change", "what"),
     [
         (lambda of: of.model.diffusion_model.half(), "the weights are others"),
+        (replaced_by_another_file, "the weights have other values"),
         (lambda of: of.model.diffusion_model.append(torch.nn.Linear(2, 2)), "the weights are others"),
         (lambda of: set_patch(of, 0.5), "the weight patches have other values"),
         (lambda of: set_patch(of, 0.8, lambda weight: -weight), "the weight patches have other values"),

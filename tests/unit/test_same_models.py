@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 
 from sp_core.errors import SPError
-from sp_core.host.model_digest import CODE, WEIGHT_PATCHES, Part, as_plain
+from sp_core.host.model_digest import CODE, VALUES, WEIGHT_PATCHES, WEIGHTS, Part, as_plain
 from sp_core.host.ui.recipe import Recipe
 from sp_core.host.ui.same_models import check_same_models
 
 
-def digest(strength: float, code: str = "a function") -> dict[str, Part]:
-    return {WEIGHT_PATCHES: Part("one patch", [[strength, strength]], ["ffn.weight"]), CODE: Part(code, [])}
+def digest(strength: float, code: str = "a function", weights: str = "a linear layer", mark: float = 7.0) -> dict[str, Part]:
+    return {
+        WEIGHTS: Part(weights, []),
+        VALUES: Part(weights, [[mark, 0.0]], ["ffn.weight"]),
+        WEIGHT_PATCHES: Part("one patch", [[strength, strength]], ["ffn.weight"]),
+        CODE: Part(code, []),
+    }
 
 
 RECIPE = Recipe(
@@ -51,6 +56,14 @@ def test_another(by_rank: list[Any], says: str) -> None:
 def test_patches_of_weights_are_compared_with_comfyuis_process() -> None:
     with pytest.raises(SPError, match=r"RandomLora \(node 7\) .* of ranks 0, 1 "):
         check_same_models(RECIPE, [rank(1.0, 0.9, 0.5), rank(1.0, 0.9, 0.5)])
+
+
+def test_values_of_weights_are_compared_with_comfyuis_process_where_they_are_of_one_kind() -> None:
+    """A file that was replaced since ComfyUI read it. On a device of another kind ComfyUI may hold another type."""
+    other = [[[as_plain(digest(strength, mark=8.0))] for strength in (1.0, 0.5, 0.5)]] * 2
+    with pytest.raises(SPError, match=r"UNETLoader \(node 1\) .* of ranks 0, 1 .*the weights have other values \(if their file"):
+        check_same_models(RECIPE, other)
+    check_same_models(RECIPE, [[[as_plain(digest(strength, weights="another", mark=8.0))] for strength in (1.0, 0.5, 0.5)]] * 2)
 
 
 def test_the_rest_is_compared_with_comfyuis_process_where_something_is_left_out() -> None:

@@ -56,6 +56,20 @@ def test_a_slowed_rank_waits_in_proportion_to_its_work_and_not_to_its_exchanges(
     assert len(time.waited) == 3
 
 
+def test_what_passes_while_a_rank_waits_for_a_core_counts_towards_its_wait() -> None:
+    time, core = Time(), Time()
+    slowdown = Slowdown(TransportStats(), time.wait, lambda: time.now, work_clock=lambda: core.now)
+    slowdown.factor = 3.0
+    with slowdown.forward():
+        time.now += 0.75  # half a second of work, a quarter without a core
+        core.now += 0.5
+        slowdown.before_exchange()
+        assert time.waited == [0.75]
+        time.now += 2.0  # no core for longer than the work is to take
+        core.now += 0.5
+    assert time.waited == [0.75, 0.0]
+
+
 def test_a_rank_at_full_speed_never_waits() -> None:
     time = Time()
     slowdown = Slowdown(TransportStats(), time.wait, lambda: time.now)

@@ -13,7 +13,8 @@ from torch import nn
 from sp_core.errors import SPError
 from sp_core.host.ui.recipe import Recipe
 from sp_core.host.ui.same_models import check_same_vae
-from sp_core.host.vae_digest import difference, sampled_places, vae_digest
+from sp_core.host.vae_digest import difference, vae_digest
+from sp_core.host.weight_samples import sampled_places
 
 
 class Module(nn.Module):

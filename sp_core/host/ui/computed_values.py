@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...pool import wire
-from ..model_digest import Part
+from ..model_digest import Part, Weights
 
 #: node id -> its outputs, each a list; None for a node that was not computed, or whose result ComfyUI has dropped
 Outputs = Callable[[str], "list[list[Any]] | None"]
@@ -37,7 +37,7 @@ class AboutModels(NamedTuple):
     #: neither, if they had equal weights
     same_but_for_weights: Callable[[Any, Any], bool]
     #: see :func:`sp_core.host.model_digest.model_digest`
-    digest: Callable[[Any, dict[int, Part]], dict[str, Part]]
+    digest: Callable[[Any, Weights], dict[str, Part]]
 
 
 class ComputedValues:
@@ -50,7 +50,7 @@ class ComputedValues:
 
     def __init__(self, outputs: Outputs, models: AboutModels) -> None:
         self._outputs, self._about = outputs, models
-        self._weights: dict[int, Part] = {}
+        self._weights: Weights = {}
         self._digests: dict[tuple[str, int], list[dict[str, Part]]] = {}
         self._values: dict[tuple[str, int], Value | None] = {}
 

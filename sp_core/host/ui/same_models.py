@@ -1,7 +1,6 @@
 """The proof that all workers hold the same model, and the same VAE, as far as their digests tell.
 
-:mod:`..model_digest` and :mod:`..vae_digest` say what these cover. The values of a MODEL's weights are not compared, those of its
-patches and of a VAE's weights by samples.
+:mod:`..model_digest` and :mod:`..vae_digest` say what these cover: values by samples.
 """
 
 from __future__ import annotations
@@ -11,20 +10,20 @@ from typing import Any
 
 from ...errors import SPError
 from .. import vae_digest
-from ..model_digest import PARTS, WEIGHT_PATCHES, difference, from_plain
+from ..model_digest import PARTS, VALUES, WEIGHT_PATCHES, difference, from_plain
 from .recipe import Recipe
 
-#: what no other branch can change in a MODEL
-OWN = (WEIGHT_PATCHES,)
+#: what no other branch can change in a MODEL: patches, and what a file has put under them
+OWN = (WEIGHT_PATCHES, VALUES)
 SHARED = tuple(part for part in PARTS if part not in OWN)
 
 
 def check_same_models(recipe: Recipe, by_rank: list[list[Any]]) -> None:
     """Compare the MODELs along a recipe over the ranks, beginning at the loader.
 
-    ComfyUI's process is compared too. Its patches of weights belong to one MODEL; the rest of what it holds may change
-    between two looks, for other branches share it. So the rest counts only where the recipe leaves something out and
-    has a fallback: a difference there costs another load.
+    ComfyUI's process is compared too. Its patches of weights belong to one MODEL, and most values under them to a file. The
+    rest of what it holds may change between two looks, for other branches share it. So the rest counts only where the recipe
+    leaves something out and has a fallback: a difference there costs another load.
 
     Args:
         by_rank: the workers' digests of each of ``recipe.models``, in its order; None where a worker has no result.

@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 from ...comm.small_collectives import all_gather_bytes
-from ..model_digest import Part, as_plain, model_digest
+from ..model_digest import Weights, as_plain, model_digest
 from ..vae_digest import Digest, vae_digest
 
 
 def digests_of_all_ranks(outputs: list[list[Any] | None]) -> list[list[Any]]:
     """By rank, for each of ``outputs``: the digests of the MODELs in its list, None for an output that is not there. Collective."""
-    weights: dict[int, Part] = {}
+    weights: Weights = {}
     mine = [None if members is None else [as_plain(model_digest(patcher, weights)) for patcher in members] for members in outputs]
     return _told_by_all_ranks(mine)
 
