@@ -32,12 +32,21 @@ class SPLongCatRefineLatent(io.ComfyNode):
                 io.Image.Input(
                     "start",
                     optional=True,
-                    tooltip="The picture or frames that the small video was made from; kept as first frames, in full size.",
+                    tooltip="What the small video was made from, the input video of LongCat Latent: kept as first frames, in full size.",
+                ),
+                io.Int.Input(
+                    "conditioning_frames",
+                    default=13,
+                    min=1,
+                    max=8192,
+                    step=4,
+                    optional=True,
+                    tooltip="How many of start's last frames the small video begins with, as in LongCat Latent.",
                 ),
             ],
             outputs=[io.Latent.Output(tooltip="The enlarged video; with a noise mask where start is given.")],
         )
 
     @classmethod
-    def execute(cls, vae, video, width, height, double_frames, start=None) -> io.NodeOutput:
-        return io.NodeOutput(patches.refine_latent(vae, video, width, height, double_frames, start))
+    def execute(cls, vae, video, width, height, double_frames, start=None, conditioning_frames=13) -> io.NodeOutput:
+        return io.NodeOutput(patches.refine_latent(vae, video, width, height, double_frames, start, conditioning_frames))

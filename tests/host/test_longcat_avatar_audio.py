@@ -25,7 +25,7 @@ def test_whisper_hears_pieces_of_thirty_seconds(monkeypatch: pytest.MonkeyPatch)
     import comfy.audio_encoders.audio_encoders as encoders
     from comfy.audio_encoders.whisper import WhisperLargeV3
 
-    from sp_core.models.longcat.audio import encode, features_of
+    from sp_core.models.longcat.audio import encode, features_of, windows
 
     monkeypatch.setattr(encoders, "WhisperLargeV3", partial(WhisperLargeV3, n_mels=16, n_audio_state=4, n_audio_head=2))
     encoder = randomised(encoders.AudioEncoderModel({"model_type": "whisper3"}))
@@ -34,6 +34,11 @@ def test_whisper_hears_pieces_of_thirty_seconds(monkeypatch: pytest.MonkeyPatch)
     assert [level.shape for level in output["encoded_audio_all_layers"]] == [(1, 3000, 4)] * 33
     features = features_of(output)
     assert features.values_nGC.shape == (800, 5, 4) and features.stride == 1
+    # behind the sound: what is left of its second piece, then thirty seconds of silence for as long as the video goes on
+    silence = features_of(encoder.encode_audio(torch.zeros(1, 1, 16000 // 25), 16000)).padded_nGC
+    assert features.padded_nGC is not None and features.padded_nGC.shape == (2250, 5, 4) and features.period == 750
+    torch.testing.assert_close(windows(features, 1500 + 10, 9)[:, 2], silence[10:19])
+    assert torch.equal(windows(features, 1500 + 10, 9), windows(features, 1500 + 7 * 750 + 10, 9))
     # the first piece is the same alone, but for its loudness
     alone = encoder.encode_audio(output_wave(wave)[None, None, : 16000 * 30], 16000)
     torch.testing.assert_close(output["encoded_audio_all_layers"][7][:, :1500], alone["encoded_audio_all_layers"][7])
@@ -60,6 +65,10 @@ def test_wav2vec_hears_32_features_a_second(monkeypatch: pytest.MonkeyPatch) -> 
     features = features_of(encode(encoder, wave, 16000))
     assert features.values_nGC.shape == (48, 12, 32) and features.stride == 2
     assert features.values_nGC.isfinite().all()
+    # a video that is longer hears the sound with silence behind it, as it is encoded with silence behind it
+    longer = features_of(encode(encoder, torch.cat([wave, torch.zeros(1, 1, 6 * 16000)], 2), 16000))
+    assert features.padded_nGC is not None
+    torch.testing.assert_close(features.padded_nGC, longer.values_nGC)
 
 
 def test_other_encoders_are_refused() -> None:

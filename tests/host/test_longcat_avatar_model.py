@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,6 +144,7 @@ def test_the_reference_frame_counts_as_a_frame_of_memory(patcher: Any) -> None:
         ({"audio_embed": torch.zeros(1, 1, 25, 5, 5, 8)}, "5 x 8 features a frame, this Avatar model takes 24"),
         ({"audio_embed": torch.zeros(1, 2, 25, 5, 3, 8)}, "Several voices need a mask"),
         ({"transformer_options": {"longcat_block_sparse": {}}}, "not for its Avatar"),
+        ({"num_cond_latents": None, "denoise_mask": torch.zeros(1, 16, 7, 8, 12)}, "noise mask keeps every frame"),
     ],
 )
 def test_what_does_not_fit_is_told(model: Any, changed: dict[str, Any], message: str) -> None:
@@ -168,12 +168,11 @@ def conditionings(kind: str, **values: Any) -> list[list[Any]]:
     ]
 
 
-def start_of(kind: str, reencoded: bool) -> Tensor | None:
+def start_of(kind: str) -> Tensor | None:
     """Clean first frames in the model's space."""
-    data = reference()
     if kind.startswith("avc"):
-        return data["in.previous_reencoded"] if reencoded else data["in.previous_latent"][:, :, -2:]
-    return data["in.image_latent"] if kind.startswith("ai2v") else None
+        return reference()["in.previous_reencoded"]
+    return reference()["in.image_latent"] if kind.startswith("ai2v") else None
 
 
 @pytest.mark.parametrize(
@@ -217,7 +216,9 @@ def test_sampling_through_the_host(patcher: Any, monkeypatch: pytest.MonkeyPatch
     if continuation:
         values["reference_latents"] = [base.process_latent_out(data["in.latent_continuation"][:, :, :1])]
         values |= {"longcat_reference_frame": 4, "longcat_hidden_around": 1}
-    start = start_of(kind, reencoded=name.startswith("sample15"))
+        if version == "1.0":
+            values["longcat_sampled_start"] = base.process_latent_out(data["in.previous_latent"][:, :, -2:])
+    start = start_of(kind)
     noise = data["in.latent"][:1].clone()
     latent, mask = torch.zeros_like(noise), torch.ones_like(noise)
     if start is not None:
@@ -234,34 +235,97 @@ def test_sampling_through_the_host(patcher: Any, monkeypatch: pytest.MonkeyPatch
         disable_pbar=True,
     )
     out = base.process_latent_in(out)
-    if continuation and not name.startswith("sample15"):
-        out[:, :, :2] = data["in.previous_reencoded"]
     difference = (out - data[f"out.{name}"]).abs().max().item()
     print(f"\n{name}: max abs difference {difference:.2e}, of values up to {out.abs().max():.1f}")
     assert difference <= TOLERANCE
 
 
-def test_the_conditioning_node_gives_these_conditionings(patcher: Any, tmp_path: Path) -> None:
-    """Windows, masks and order of the node against the fixture's, for two persons that go on."""
-    from sp_core.models.longcat.audio import Features
-    from sp_core.models.longcat.avatar_node import Persons, Piece, condition
+class Encoder:
+    """In the place of a VAE: the mean of what it encodes."""
 
-    class Encoder:
-        def encode(self, pixels: Tensor) -> Tensor:
-            return pixels.new_full((1, 16, (len(pixels) - 1) // 4 + 1, pixels.shape[1] // 8, pixels.shape[2] // 8), float(pixels.mean()))
+    def encode(self, pixels: Tensor) -> Tensor:
+        return pixels.new_full((1, 16, (len(pixels) - 1) // 4 + 1, pixels.shape[1] // 8, pixels.shape[2] // 8), float(pixels.mean()))
+
+
+#: the picture that the fixture's masks were painted over
+IMAGE = torch.full((1, 90, 112, 3), 0.25)
+
+
+def spoken(piece: Any, masks: Any = None) -> Any:
+    """What the node gives for the fixture's voices, two of which speak where there are masks."""
+    from sp_core.models.longcat.audio import Features
+    from sp_core.models.longcat.avatar_node import Persons, condition
+
+    # the fixture's features end before the piece that goes on, and are repeated there
+    voices = [Features(values, 2, padded_nGC=values) for values in reference()["in.audio_features"][: 1 if masks is None else len(masks)]]
+    text = [[context([1]), {}]]
+    return condition(text, text, Encoder(), piece, voices, None if masks is None else Persons(masks), (4, 1))
+
+
+def test_the_conditioning_node_gives_these_conditionings() -> None:
+    """Windows, masks and order of the node against the fixture's, for two persons that go on."""
+    from sp_core.models.longcat.avatar_node import Piece
 
     data = reference()
-    voices = [Features(values, 2) for values in data["in.audio_features"][:2]]
-    persons = Persons((data["in.masks_source"][:1], data["in.masks_source"][1:2]))
-    image, previous = torch.full((1, 64, 96, 3), 0.25), torch.full((25, 64, 96, 3), 0.5)
-    text = [[context([1]), {}]]
-    first = condition(text, text, Encoder(), Piece(96, 64, 25, image), voices, persons, (4, 1))
+    masks = (data["in.masks_source"][:1], data["in.masks_source"][1:2])
+    previous = torch.full((25, 64, 96, 3), 0.5)
+    first = spoken(Piece(96, 64, 25, IMAGE), masks)
     assert torch.equal(first[0][0][1]["audio_embed"][0], data["in.audio"][:2])
     torch.testing.assert_close(first[0][0][1]["longcat_people_masks"][0, :2], data["in.masks"][:2])
     assert torch.equal(first[0][0][1]["longcat_people_masks"][0, 2] > 0, data["in.masks"][2] > 0)
     assert first[3]["noise_mask"][0, 0, :, 0, 0].tolist() == [0, 1, 1, 1, 1, 1, 1] and first[4] == 0
-    following = condition(text, text, Encoder(), Piece(96, 64, 25, image, previous, kept=5), voices, persons, (4, 1))
+    following = spoken(Piece(96, 64, 25, IMAGE, previous, kept=5), masks)
     assert torch.equal(following[1][0][1]["audio_embed"][0], data["in.audio_next"][:2])
     assert not following[2][0][1]["audio_embed"].any()
     assert following[0][0][1]["reference_latents"][0].unique().tolist() == [0.25]
     assert following[3]["samples"][:, :, :2].unique().tolist() == [0.5] and following[4] == 5
+
+
+def test_the_model_goes_on_from_what_was_sampled_and_the_vae_from_what_was_encoded_again() -> None:
+    from sp_core.models.longcat.avatar_node import Piece
+
+    sampled = {"samples": reference()["in.previous_latent"]}
+    made = spoken(Piece(96, 64, 25, IMAGE, torch.full((25, 64, 96, 3), 0.5), sampled, kept=5))
+    for conditioning in made[:3]:
+        assert torch.equal(conditioning[0][1]["longcat_sampled_start"], sampled["samples"][:, :, -2:])
+    assert made[3]["samples"][:, :, :2].unique().tolist() == [0.5]
+
+
+BLANK, LEFT, RIGHT = torch.zeros(1, 90, 112), torch.zeros(1, 90, 112), torch.zeros(1, 90, 112)
+LEFT[..., :56], RIGHT[..., 56:] = 1, 1
+
+
+@pytest.mark.parametrize(
+    ("piece", "masks", "message"),
+    [
+        ({"previous_latent": {"samples": torch.zeros(1, 16, 7, 8, 12)}}, None, "previous_latent .* Connect .* to previous_frames"),
+        (
+            {"previous": torch.zeros(25, 64, 96, 3), "previous_latent": {"samples": torch.zeros(1, 16, 7, 8, 10)}},
+            None,
+            "previous_latent has 7 latent frames of 80 x 64 pixels, .* 4 of 96 x 64",
+        ),
+        (
+            {"previous": torch.zeros(25, 64, 96, 3), "previous_latent": {"samples": torch.zeros(1, 16, 3, 8, 12)}},
+            None,
+            "previous_latent has 3 latent frames of 96 x 64 pixels, .* 4 of 96 x 64",
+        ),
+        ({}, (LEFT, RIGHT), "nothing of the background .* Paint smaller areas for the persons"),
+        ({}, (LEFT, BLANK), "nothing of mask_2 .* Paint a larger area"),
+        ({}, (LEFT, LEFT.clone()), "mask_1 and mask_2 are the same"),
+        ({"previous": torch.zeros(0, 64, 96, 3)}, None, "video to go on from has no frames"),
+        ({}, (torch.zeros(1, 64, 64), torch.ones(1, 64, 64)), "masks have 64 x 64 pixels, the picture 112 x 90"),
+    ],
+)
+def test_what_does_not_fit_together_is_told(piece: dict[str, Any], masks: Any, message: str) -> None:
+    from sp_core.errors import SPError
+    from sp_core.models.longcat.avatar_node import Piece
+
+    with pytest.raises(SPError, match=message):
+        spoken(Piece(96, 64, 25, IMAGE, **piece), masks)
+
+
+def test_masks_may_be_smaller_than_the_picture() -> None:
+    from sp_core.models.longcat.avatar_node import Piece
+
+    masks = tuple(torch.nn.functional.interpolate(mask[None], size=(45, 56))[0] for mask in (LEFT * 0.0 + LEFT.roll(-20, 2) * LEFT, RIGHT))
+    assert spoken(Piece(96, 64, 25, IMAGE), masks)[0][0][1]["longcat_people_masks"].shape == (1, 3, 64, 96)

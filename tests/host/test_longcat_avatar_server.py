@@ -92,14 +92,15 @@ def two_persons(branch: Branch) -> Link:
     return sampled(branch, avatar(branch), image=picture(branch), **persons(branch))
 
 
-def going_on(branch: Branch, cached: bool = False) -> Link:
+def going_on(branch: Branch, cached: bool = False, **more: Link) -> Link:
     so_far = {"previous_frames": picture(branch, 20), "conditioning_frames": 9, "reference_frame": 3, "hidden_around": 1}
-    return sampled(branch, avatar(branch, cached), image=picture(branch), **so_far, **persons(branch))
+    return sampled(branch, avatar(branch, cached), image=picture(branch), **so_far, **more, **persons(branch))
 
 
 def going_on_cached(branch: Branch) -> Link:
-    """Cached on several devices against stock without a cache."""
-    return going_on(branch, cached=branch.devices is not None)
+    """Cached on several devices against stock without a cache; from what was sampled before, as Avatar 1.0 goes on."""
+    before = branch.add("SPTestLatent", shapes=f"1,16,5,{HEIGHT // 8},{WIDTH // 8}", seed=9, scale=1.0)[0]
+    return going_on(branch, cached=branch.devices is not None, previous_latent=before)
 
 
 CASES = [

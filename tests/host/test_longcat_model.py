@@ -212,6 +212,89 @@ def test_cleanup_empties_the_cache(patcher: Any, model: Any) -> None:
     assert "longcat_kv_cache" not in patcher.model_options["transformer_options"]
 
 
+@pytest.mark.parametrize("keyframes", [False, True], ids=["one strength", "another strength from the middle on"])
+def test_a_lora_of_one_conditioning_has_keys_of_its_own(patcher: Any, model: Any, keyframes: bool) -> None:
+    """The host runs such a conditioning with other weights, and so with other keys and values of the same frames."""
+    import comfy.hooks
+    import comfy.samplers
+
+    from sp_core.models.longcat.patches import with_kv_cache
+
+    ups = {f"diffusion_model.blocks.{i}.attn.qkv.lora_B.weight": torch.randn(384, 4) for i in (0, 1)}
+    downs = {f"diffusion_model.blocks.{i}.attn.qkv.lora_A.weight": torch.randn(4, 128) / 10 for i in (0, 1)}
+    hooks = comfy.hooks.create_hook_lora({**ups, **downs}, 1.0, 0.0)
+    if keyframes:
+        strengths = comfy.hooks.HookKeyframeGroup()
+        for strength, start in ((1.0, 0.0), (0.2, 0.4)):
+            strengths.add(comfy.hooks.HookKeyframe(strength=strength, start_percent=start))
+        hooks.set_keyframes_on_hooks(strengths)
+    given = inputs("continuation")
+    text = given["context"][:1]
+    clean = given["x"][:1].clone()
+    mask = torch.ones_like(clean)
+    mask[:, :, :2] = 0
+
+    def sampled(with_model: Any, **positive: Any) -> Tensor:
+        guider = comfy.samplers.CFGGuider(with_model)
+        guider.set_conds([[text, positive]], [[text * 0.5, {}]])
+        guider.set_cfg(3.0)
+        sampler = comfy.samplers.sampler_object("euler")
+        sigmas = torch.tensor([1.0, 0.9, 0.6, 0.3, 0.0])
+        return guider.sample(torch.ones_like(clean), clean, sampler, sigmas, denoise_mask=mask, disable_pbar=True)
+
+    plain, cached = sampled(patcher, hooks=hooks), sampled(with_kv_cache(patcher, "gpu"), hooks=hooks)
+    assert (sampled(patcher) - plain).norm() > 0.01 * plain.norm()
+    assert (cached - plain).norm() <= 2e-5 * plain.norm()
+
+
+# -- refining ---------------------------------------------------------------------------------
+
+
+class Pixels:
+    """In the place of a VAE: the first channel of every fourth frame, as a latent."""
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        frames = pixels[::4, ::8, ::8, 0]
+        return frames[None, None].expand(1, 16, -1, -1, -1).clone()
+
+
+def counting(frames: int, size: int = 16) -> Tensor:
+    """Frame i is i all over."""
+    return torch.arange(frames).float()[:, None, None, None].expand(frames, size, size, 3)
+
+
+@pytest.mark.parametrize(
+    ("start", "doubled", "clean"),
+    [
+        # a source of forty frames, of which LongCat Latent takes the last 13: these are the small video's frames 0..12
+        (counting(40) - 27, True, 7),
+        (counting(40) - 27, False, 4),
+        (counting(13), True, 7),
+        (counting(1), True, 1),
+        (counting(2) - 1, True, 1),
+    ],
+    ids=["of a whole source", "at the small video's rate", "13 frames", "a picture", "less than a latent frame"],
+)
+def test_clean_frames_lie_where_the_small_video_has_them(start: Tensor, doubled: bool, clean: int) -> None:
+    """Small frames of number i, and the large ones that lie over them, differ by nothing: the start keeps its place in time."""
+    from sp_core.models.longcat.patches import refine_latent
+
+    small = counting(93)
+    alone = refine_latent(Pixels(), small, 32, 32, doubled, None)["samples"]
+    made = refine_latent(Pixels(), small, 32, 32, doubled, start)
+    torch.testing.assert_close(made["samples"], alone)
+    assert (made["noise_mask"][0, 0, :, 0, 0] == 0).tolist() == [index < clean for index in range(alone.size(2))]
+
+
+def test_a_start_of_other_frames_is_what_the_large_video_begins_with() -> None:
+    from sp_core.models.longcat.patches import refine_latent
+
+    made = refine_latent(Pixels(), counting(93), 32, 32, True, counting(9, 32) + 100, 5)
+    # five of nine frames: the last ones, as LongCat Latent takes them. Nine large frames lie within four small ones
+    assert made["samples"][0, 0, :3, 0, 0].tolist() == pytest.approx([104, 104 + 4 * 92 / 185, 104 + 8 * 92 / 185])
+    assert made["samples"][0, 0, 3, 0, 0].item() == pytest.approx(12 * 92 / 185)
+
+
 # -- the host's patches -----------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from .parts import (
     PROMPT_COLUMN,
     SAMPLE_COLUMN,
     SPEAKER,
+    SPEAKERS,
     guided_sampling,
     patch_node,
     prompts,
@@ -50,7 +51,8 @@ def longcat_refine() -> Graph:
         "## LongCat-Video, a large video from a small one, on all GPUs\n\nThe second pass: 480p at 15 frames a second becomes 1280x768 at "
         "30. **LongCat Refine Latent** enlarges the video and puts a frame between any two; the refinement LoRA was trained with the "
         "`refine` schedule and **LongCat Block-Sparse Attention**, which computes one sixteenth of the attention.\n\n**Image to video**: "
-        "connect the picture to `start`, so that the first frame stays sharp.\n\n`devices`: `auto` takes every GPU, `0,1` takes these two.",
+        "connect the picture to `start`, so that the first frame stays sharp; of a video that went on, what it went on "
+        "from.\n\n`devices`: `auto` takes every GPU, `0,1` takes these two.",
     )
     unet = graph.add("UNETLoader", MODEL_COLUMN, 40, None, (360, 90), unet_name="LongCat_TI2V_comfy_fp8_e4m3fn_scaled_KJ.safetensors")
     lora = {"lora_name": "LongCat_refinement_lora_rank128_bf16.safetensors", "strength_model": 1.0}
@@ -94,7 +96,7 @@ def longcat_avatar() -> Graph:
         + "**Two "
         "persons**: the workflow longcat_avatar_two_ai2v.\n\n`devices`: `auto` takes every GPU, `0,1` takes these two.",
     )
-    audio, _, piece = _avatar_inputs(graph)
+    audio, _, piece = _avatar_inputs(graph, SPEAKER)
     _avatar_video(graph, piece, audio)
     return graph
 
@@ -110,7 +112,7 @@ def longcat_avatar_two() -> Graph:
         + "**People "
         "who say nothing**: `audio_3` with silence and `mask_3`.\n\n`devices`: `auto` takes every GPU, `0,1` takes these two.",
     )
-    audio, encoder, piece = _avatar_inputs(graph)
+    audio, encoder, piece = _avatar_inputs(graph, SPEAKERS)
     other = graph.add("LoadAudio", PROMPT_COLUMN, 840, "Speech of person 2", (430, 140), audio="speech_2.wav")
     heard = graph.add("SPLongCatAvatarAudio", PROMPT_COLUMN, 1030, None, (430, 60), audio_encoder=encoder, audio=other[0])
     both = graph.add("AudioMerge", PROMPT_COLUMN, 1140, "Sound of the video", (430, 90), audio1=audio, audio2=other[0], merge_method="add")
@@ -124,9 +126,11 @@ def longcat_avatar_two() -> Graph:
 
 #: for the notes of both
 _AVATAR_LONGER = (
-    "**Longer speech**: copy the lower half (from LongCat Avatar Conditioning to Batch Images), connect the copy's `previous_frames` and "
-    "its `image1` to the last Batch Images, the video to the copy's, and give each piece a seed of its own. Each adds 3.2 seconds. The "
-    "speech is connected whole: the node finds the place by itself.\n\n"
+    "**Longer speech**: select the second piece, from the lower LongCat Avatar Conditioning to *All frames so far*, copy it with Ctrl+C "
+    "and paste it with Ctrl+Shift+V, which keeps its wires. Connect the *All frames so far* of the piece before to `previous_frames` of "
+    "the new LongCat Avatar Conditioning and to `image1` of the new *All frames so far*, and this one to Create Video. Give each piece "
+    "a seed of its own. Each adds 3.2 seconds. The speech is connected whole: the node finds the place by itself, and behind its end is "
+    "silence. The page docs/longcat.md of this extension says more.\n\n"
 )
 _AVATAR_LORA = (
     "**Distillation LoRA**: 8 steps, both scales of the guiders at 1. Without it: schedule `base`, for pieces that go on `enhance_hf`, 50 "
@@ -134,10 +138,10 @@ _AVATAR_LORA = (
 )
 
 
-def _avatar_inputs(graph: Graph) -> tuple[Wire, Wire, dict[str, Wire]]:
+def _avatar_inputs(graph: Graph, prompt: str) -> tuple[Wire, Wire, dict[str, Wire]]:
     """Speech of one person, the encoder that hears it, and what every piece of the video gets."""
     model, clip, vae, encoder, image = _avatar_models(graph)
-    positive, negative = prompts(graph, clip, SPEAKER, LONGCAT_NEGATIVE)
+    positive, negative = prompts(graph, clip, prompt, LONGCAT_NEGATIVE)
     audio = graph.add("LoadAudio", PROMPT_COLUMN, 540, "Speech", (430, 140), audio="speech.wav")
     heard = graph.add("SPLongCatAvatarAudio", PROMPT_COLUMN, 730, None, (430, 60), audio_encoder=encoder, audio=audio[0])
     piece = {"positive": positive[0], "negative": negative[0], "vae": vae, "audio_1": heard[0], "image": image, "model": model}
@@ -155,7 +159,7 @@ def _avatar_video(graph: Graph, piece: dict[str, Wire], audio: Wire) -> None:
     first = _avatar_piece(graph, 40, cached[0], piece, how, 42)
     second = _avatar_piece(graph, 1020, cached[0], {**piece, "previous_frames": first}, how, 43)
     new = graph.add("ImageFromBatch", OUTPUT_COLUMN, 1020, "Cut off what repeats", (270, 90), image=second, batch_index=13, length=4096)
-    joined = graph.add("ImageBatch", OUTPUT_COLUMN, 1160, None, (270, 60), image1=first, image2=new[0])
+    joined = graph.add("ImageBatch", OUTPUT_COLUMN, 1160, "All frames so far", (270, 60), image1=first, image2=new[0])
     saved_video(graph, joined[0], 25, "video/longcat_avatar", 150, audio)
 
 

@@ -21,6 +21,7 @@ HARBOUR = (
     "the pier and slowly turns after the boat as it passes the lighthouse."
 )
 SPEAKER = "A person looks into the camera and speaks calmly, the head moves a little, daylight, a plain background."
+SPEAKERS = "Two people talk calmly in turn and look into the camera, their heads move a little, daylight, a plain background."
 MODEL_COLUMN, PROMPT_COLUMN, PATCH_COLUMN, SAMPLE_COLUMN, OUTPUT_COLUMN = 0, 420, 900, 1240, 1640
 
 

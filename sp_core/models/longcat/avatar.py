@@ -85,6 +85,7 @@ class LongCatAvatarModel(LongCatVideoModel):
         reference_latent: Tensor | None = None,
         reference_frame: int = 10,
         hidden_around: int = 3,
+        sampled_start: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """One prediction. Arguments that are not listed are those of the base model.
@@ -96,19 +97,19 @@ class LongCatAvatarModel(LongCatVideoModel):
             reference_latent: (B, C, 1, H, W), a clean frame that stands before all others.
             reference_frame: its place in time, for the 3-D RoPE.
             hidden_around: noisy frames as near to that place as this do not see it.
+            sampled_start: (B, C, n, H, W), clean first frames that the model sees in the place of those of ``x``.
 
         Raises:
             SPError: the arguments do not fit together.
         """
         options = {} if transformer_options is None else transformer_options
-        self._check(x, audio_embed, people_masks, options)
         frames = x.size(2)
         clean = zero_mask_prefix(denoise_mask, frames) if num_cond_latents is None else min(num_cond_latents, frames)
+        self._check(x, clean, audio_embed, people_masks, options)
+        if sampled_start is not None:
+            x = torch.cat([sampled_start.to(x).expand(x.size(0), -1, -1, -1, -1), x[:, :, sampled_start.size(2) :]], 2)
         voices = 1 if audio_embed is None else audio_embed.size(1)
-        grid = [-(-size // patch) for size, patch in zip(x.shape[3:], self.patch_size[1:], strict=True)]
-        people = People.over(people_masks, (grid[0], grid[1])) if people_masks is not None and voices > 1 else None
-        if people is not None and not clean and reference_latent is None:
-            raise SPError("Several persons need a picture that shows where they are: connect an image to LongCat Avatar Conditioning")
+        people = None if people_masks is None or voices == 1 else self._people(people_masks, x, clean > 0 or reference_latent is not None)
         sound = Sound(self.project_audio(audio_embed, x)[:, clean:], voices, 0 if people is None else people.count)
         if reference_latent is None:
             rules = FrameRules(clean, frame_parts(clean, frames), people=people)
@@ -121,7 +122,15 @@ class LongCatAvatarModel(LongCatVideoModel):
         rules = FrameRules(clean + 1, parts, (reference_frame, *range(frames)), people)
         return self.predict(x, timestep, context, options, rules, sound=sound)[:, :, 1:]
 
-    def _check(self, x: Tensor, audio_embed: Tensor | None, people_masks: Tensor | None, options: dict[str, Any]) -> None:
+    def _people(self, people_masks: Tensor, x: Tensor, pictured: bool) -> People:
+        if not pictured:
+            raise SPError("Several persons need a picture that shows where they are: connect an image to LongCat Avatar Conditioning")
+        height, width = (-(-size // patch) for size, patch in zip(x.shape[3:], self.patch_size[1:], strict=True))
+        return People.over(people_masks, (height, width))
+
+    def _check(self, x: Tensor, clean: int, audio_embed: Tensor | None, people_masks: Tensor | None, options: dict[str, Any]) -> None:
+        if clean == x.size(2):
+            raise SPError("The noise mask keeps every frame, so nothing is left to make. Use the latent of LongCat Avatar Conditioning")
         if BLOCK_SPARSE in options:
             raise SPError("LongCat Block-Sparse Attention is for refining with LongCat-Video, not for its Avatar: remove the node")
         if audio_embed is None:

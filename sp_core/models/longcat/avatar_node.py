@@ -14,11 +14,14 @@ from torch import Tensor
 
 from ...errors import SPError
 from .audio import Features, windows
-from .config import HIDDEN_AROUND, PEOPLE_MASKS, REFERENCE_FRAME
+from .config import HIDDEN_AROUND, PEOPLE_MASKS, REFERENCE_FRAME, SAMPLED_START
 from .patches import conditioning_frames, latent_with_start
 
-#: pixels of a token
-_TOKEN = 16
+_NAME = "LongCat Avatar Conditioning"
+#: pixels of a token, and of a latent value; frames of a latent frame after the first
+_TOKEN, _STRIDE, _FRAMES = 16, 8, 4
+#: how far proportions of masks and picture may lie apart: sizes in whole pixels differ by less
+_PROPORTIONS = 0.02
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Piece:
     image: Tensor | None = None
     #: (n, H, W, 3): all frames that were made so far
     previous: Tensor | None = None
-    #: the host's LATENT of the piece before, as it was sampled
+    #: the host's LATENT of the piece before, as it was sampled: what the model goes on from in the place of encoded frames
     previous_latent: dict[str, Any] | None = None
     #: how many of the frames so far are kept as the start of the piece
     kept: int = 13
@@ -53,9 +56,11 @@ class Persons:
         one, two, *others = (mask[:1].float() for mask in self.masks)
         ordered = torch.stack([_cropped(mask, width, height) for mask in (one, two, ((one + two) == 0).float(), *others)])[None]
         seen = nnf.interpolate(ordered, size=(height // _TOKEN, width // _TOKEN), mode="nearest").amax((0, 2, 3)) > 0
-        for index, name in enumerate(("mask_1", "mask_2", "the background that mask_1 and mask_2 leave", "mask_3")[: ordered.size(1)]):
+        larger, smaller = "Paint a larger area", "Paint smaller areas for the persons"
+        names = (("mask_1", larger), ("mask_2", larger), ("the background that mask_1 and mask_2 leave", smaller), ("mask_3", larger))
+        for index, (name, advice) in enumerate(names[: ordered.size(1)]):
             if not seen[index]:
-                raise SPError(f"LongCat Avatar Conditioning: nothing of {name} is left at {width} x {height}. Paint a larger area")
+                raise SPError(f"{_NAME}: nothing of {name} is left at {width} x {height}. {advice}")
         return ordered
 
 
@@ -93,8 +98,9 @@ def condition(
         start, first = piece.previous[-kept:], piece.previous.size(0) - kept
         values["reference_latents"] = [_encoded(vae, piece.image[:1], piece)]
         values |= {REFERENCE_FRAME: reference[0], HIDDEN_AROUND: reference[1]}
-    sampled = None if piece.previous_latent is None or not kept else piece.previous_latent["samples"]
-    latent = latent_with_start(vae, piece.width, piece.height, piece.length, start, sampled)
+        if piece.previous_latent is not None:
+            values[SAMPLED_START] = _sampled_start(piece.previous_latent["samples"], piece, kept)
+    latent = latent_with_start(vae, piece.width, piece.height, piece.length, start)
     # a voice's features are a row of its own, behind the batch: (1, P, f, W, layers, channels)
     sound = torch.stack([windows(voice, first, piece.length) for voice in voices])[None]
     if persons is not None:
@@ -111,25 +117,50 @@ def _encoded(vae: Any, picture: Tensor, piece: Piece) -> Tensor:
     return vae.encode(pixels[..., :3])  # type: ignore[no-any-return]
 
 
+def _sampled_start(samples: Tensor, piece: Piece, kept: int) -> Tensor:
+    """The last frames of the piece before, (1, 16, latent frames, height / 8, width / 8)."""
+    frames, height, width = (kept - 1) // _FRAMES + 1, piece.height, piece.width
+    if samples.size(2) < frames or samples.shape[3:] != (height // _STRIDE, width // _STRIDE):
+        raise SPError(
+            f"{_NAME}: previous_latent has {samples.size(2)} latent frames of {samples.size(4) * _STRIDE} x {samples.size(3) * _STRIDE} "
+            f"pixels, this piece goes on from {frames} of {width} x {height}. Connect the latent of the piece before it"
+        )
+    return samples[:1, :, -frames:]
+
+
 def _check(piece: Piece, voices: list[Features], persons: Persons | None) -> None:
-    name = "LongCat Avatar Conditioning"
+    name = _NAME
     if piece.length % 4 != 1:
         raise SPError(f"{name}: a video has 4 k + 1 frames, {piece.length} are none of these. Use {piece.length // 4 * 4 + 1}")
     if piece.width % _TOKEN or piece.height % _TOKEN:
         raise SPError(f"{name}: width and height are multiples of {_TOKEN}, {piece.width} x {piece.height} are not")
     if piece.previous is not None and piece.image is None:
         raise SPError(f"{name}: a video that goes on needs to know how the persons look. Connect the picture of its start to image")
-    if persons is None:
-        if len(voices) > 1:
-            raise SPError(f"{name}: several voices need a mask for each person. Connect mask_1 and mask_2")
-        return
+    if piece.previous_latent is not None and piece.previous is None:
+        raise SPError(f"{name}: previous_latent stands for the last of the frames so far. Connect all these to previous_frames")
+    if persons is not None:
+        _check_persons(piece, voices, persons.masks)
+    elif len(voices) > 1:
+        raise SPError(f"{name}: several voices need a mask for each person. Connect mask_1 and mask_2")
+
+
+def _check_persons(piece: Piece, voices: list[Features], masks: tuple[Tensor, ...]) -> None:
+    name = _NAME
     if len(voices) < 2:
         raise SPError(f"{name}: masks tell who says what, and there is one voice. Disconnect the masks, or connect audio_2")
-    if len(persons.masks) != len(voices):
-        raise SPError(f"{name}: there are {len(voices)} voices and {len(persons.masks)} masks. Connect a mask for each voice")
-    if len({mask.shape[1:] for mask in persons.masks}) > 1:
+    if len(masks) != len(voices):
+        raise SPError(f"{name}: there are {len(voices)} voices and {len(masks)} masks. Connect a mask for each voice")
+    if len({mask.shape[1:] for mask in masks}) > 1:
         raise SPError(f"{name}: the masks have different sizes. Paint all of them over the same picture")
     if piece.image is None:
         raise SPError(f"{name}: masks say where persons are in a picture. Connect it to image")
+    if torch.equal(masks[0], masks[1]):
+        raise SPError(f"{name}: mask_1 and mask_2 are the same. Connect a mask for each person")
+    (height, width), (of_picture_h, of_picture_w) = masks[0].shape[1:], piece.image.shape[1:3]
+    if abs(height * of_picture_w / (width * of_picture_h) - 1) > _PROPORTIONS:
+        raise SPError(
+            f"{name}: the masks have {width} x {height} pixels, the picture {of_picture_w} x {of_picture_h}. Paint each mask over the "
+            "picture itself; where nothing is painted, Load Image gives an empty square"
+        )
     if len({(voice.stride, voice.values_nGC.shape[1:]) for voice in voices}) > 1:
         raise SPError(f"{name}: the voices were encoded by different encoders. Encode all with the same")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .avatar import LongCatAvatarModel
 from .keys import AVATAR, VIDEO, to_official
+from .kv_cache import HOOKS, KV_CACHE
 from .model import LongCatVideoModel
 
 
@@ -33,9 +34,28 @@ class LongCatVideo(comfy.model_base.WAN22):
         timestep = super().process_timestep(timestep, x=x, denoise_mask=denoise_mask, **kwargs)
         return timestep.to(torch.bfloat16).to(timestep.dtype)
 
+    def _apply_model(
+        self,
+        x: Tensor,
+        t: Tensor,
+        c_concat: Any = None,
+        c_crossattn: Any = None,
+        control: Any = None,
+        transformer_options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Tells the cache which hooks of a conditioning change the weights just now: a LoRA, at the strength of this step."""
+        options = {} if transformer_options is None else transformer_options
+        hooks = getattr(self.current_patcher, "current_hooks", None)
+        if KV_CACHE in options and hooks is not None:
+            options = {**options, HOOKS: tuple((id(hook.hook_ref), float(hook.strength)) for hook in hooks.hooks)}
+        return super()._apply_model(x, t, c_concat, c_crossattn, control, options, **kwargs)  # type: ignore[no-any-return]
+
 
 #: conditioning values of LongCat Avatar Conditioning, beside the audio and the reference frame
 PEOPLE_MASKS, REFERENCE_FRAME, HIDDEN_AROUND = "longcat_people_masks", "longcat_reference_frame", "longcat_hidden_around"
+#: conditioning value: what the model sees in the place of the latent's clean first frames, which are what comes out
+SAMPLED_START = "longcat_sampled_start"
 #: audio features a frame of Avatar 1.0 (layers x channels of wav2vec2-base)
 AVATAR_10_FEATURES = 12 * 768
 
@@ -55,6 +75,8 @@ class LongCatAvatar(LongCatVideo):
         for name, argument in (("audio_embed", "audio_embed"), (PEOPLE_MASKS, "people_masks")):
             if kwargs.get(name) is not None:
                 out[argument] = comfy.conds.CONDRegular(kwargs[name])
+        if (start := kwargs.get(SAMPLED_START)) is not None:
+            out["sampled_start"] = comfy.conds.CONDRegular(self.process_latent_in(start))
         if (references := kwargs.get("reference_latents")) is not None:
             out["reference_latent"] = comfy.conds.CONDRegular(self.process_latent_in(references[-1][:, :, :1]))
             for name, argument in ((REFERENCE_FRAME, "reference_frame"), (HIDDEN_AROUND, "hidden_around")):

@@ -15,6 +15,8 @@ from ...errors import SPError
 
 #: transformer option that turns the cache on; its value says where the cache lies: "gpu" (where the model computes) or "cpu"
 KV_CACHE = "longcat_kv_cache"
+#: transformer option: what else than the frames keys and values depend on, (hook, its strength) of a conditioning's hooks
+HOOKS = "longcat_hooks"
 #: least recently used conditioning frames beyond these are let go (context windows, several images in one batch)
 KEPT = 8
 

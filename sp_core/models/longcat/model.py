@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ...attention.block_sparse import BlockSparse
 from .conditioning import Conditioning, Part, frame_parts, zero_mask_prefix
-from .kv_cache import KV_CACHE, CachedPass, KVCache
+from .kv_cache import HOOKS, KV_CACHE, CachedPass, KVCache
 from .layers import Block, CaptionEmbedder, FinalLayer, Patchify, TimestepEmbedder
 from .people import People
 
@@ -166,7 +166,8 @@ class LongCatVideoModel(nn.Module):
 
         cache = None
         if KV_CACHE in options and 0 < clean < frames:
-            cache = self.kv_cache.open(x[:, :, :clean], (options.get("rope_options"), rules.positions), options[KV_CACHE])
+            variant = (options.get("rope_options"), rules.positions, options.get(HOOKS))
+            cache = self.kv_cache.open(x[:, :, :clean], variant, options[KV_CACHE])
         skipped = clean if cache is not None and cache.filled else 0
         conditioning = rules.conditioning(grid, x.device, cache, options)
         if skipped:

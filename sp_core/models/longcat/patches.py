@@ -23,10 +23,10 @@ def conditioning_frames(available: int, wanted: int) -> int:
     """The most frames, at most ``wanted``, that whole latent frames are made of: 4 k + 1.
 
     Raises:
-        ValueError: there is no frame.
+        SPError: there is no frame.
     """
     if available < 1:
-        raise ValueError("the conditioning video has no frames")
+        raise SPError("The video to go on from has no frames. Connect one that has, or none")
     return (min(available, max(1, wanted)) - 1) // _FRAMES * _FRAMES + 1
 
 
@@ -58,20 +58,17 @@ def _latent_shape(width: int, height: int, length: int) -> tuple[int, ...]:
     return (1, 16, (length - 1) // _FRAMES + 1, height // _STRIDE, width // _STRIDE)
 
 
-def latent_with_start(
-    vae: Any, width: int, height: int, length: int, start: Tensor | None, sampled: Tensor | None = None
-) -> dict[str, Tensor]:
+def latent_with_start(vae: Any, width: int, height: int, length: int, start: Tensor | None) -> dict[str, Tensor]:
     """A video of noise behind clean first frames, and the mask that keeps these.
 
     Args:
         start: (N, H, W, 3) in 0..1, the frames that it starts with; None for none.
-        sampled: latent of the video before this one, of whose last frames the start is made in the place of encoded ones.
 
     Returns:
         the host's LATENT: samples (1, 16, F, height / 8, width / 8), noise_mask (1, 1, F, ...).
 
     Raises:
-        SPError: nothing is left to make, or ``sampled`` does not fit.
+        SPError: nothing is left to make.
     """
     import comfy.latent_formats
     import comfy.model_management
@@ -84,13 +81,8 @@ def latent_with_start(
     count = start.shape[0]
     if count >= length:
         raise SPError(f"{count} conditioning frames leave nothing of a video of {length}: raise length or lower conditioning_frames")
-    if sampled is None:
-        pixels = comfy.utils.common_upscale(start.movedim(-1, 1), width, height, "bilinear", "center").movedim(1, -1)
-        clean = vae.encode(pixels[..., :3])
-    else:
-        clean = sampled[:1, :, -((count - 1) // _FRAMES + 1) :]
-        if clean.shape[3:] != shape[3:]:
-            raise SPError(f"previous_latent has {sampled.shape[4] * 8} x {sampled.shape[3] * 8} pixels, the video {width} x {height}")
+    pixels = comfy.utils.common_upscale(start.movedim(-1, 1), width, height, "bilinear", "center").movedim(1, -1)
+    clean = vae.encode(pixels[..., :3])
     # the model takes what is still to be made as zeros; in ComfyUI's latents that is the latent format's mean
     latent = comfy.latent_formats.Wan21().process_out(latent)
     latent[:, :, : clean.shape[2]] = clean
@@ -143,13 +135,17 @@ def with_block_sparse(model: Any, sparsity: float, kernel: str = "gather") -> An
     return model
 
 
-def refine_latent(vae: Any, video: Tensor, width: int, height: int, double_frames: bool, start: Tensor | None) -> dict[str, Tensor]:
+def refine_latent(
+    vae: Any, video: Tensor, width: int, height: int, double_frames: bool, start: Tensor | None, wanted: int = 13
+) -> dict[str, Tensor]:
     """A small video as what a refining pass over a large one starts from.
 
     Args:
         video: (N, H, W, 3) in 0..1.
         double_frames: put a frame between any two; the length becomes 4 k + 1 by repeating the last frame.
-        start: (M, H, W, 3), clean first frames in full size; as many as there are whole latent frames of are kept.
+        start: (M, H, W, 3), what :func:`make_latent` was given for the small video, in full size. Its frames are doubled as those
+            of the video are; as many as whole latent frames are made of are kept.
+        wanted: how many of its last frames the small video starts with.
 
     Returns:
         the host's LATENT: samples (1, 16, F, height / 8, width / 8), and noise_mask (1, 1, F, ...) with ``start``.
@@ -159,11 +155,15 @@ def refine_latent(vae: Any, video: Tensor, width: int, height: int, double_frame
     def scaled(frames: Tensor) -> Tensor:
         return comfy.utils.common_upscale(frames[..., :3].movedim(-1, 1), width, height, "bilinear", "center").movedim(1, -1)
 
-    frames = _with_frames_between(video) if double_frames else video
+    count = video.size(0)
+    frames = _with_frames_between(video, count) if double_frames else video
     frames = torch.cat([frames, frames[-1:].expand((1 - frames.size(0)) % _FRAMES, -1, -1, -1)])
     samples = vae.encode(scaled(frames))
     if start is None:
         return {"samples": samples}
+    start = start[-conditioning_frames(start.size(0), wanted) :][:count]
+    if double_frames:
+        start = _with_frames_between(start, count)
     clean = vae.encode(scaled(start[: conditioning_frames(start.size(0), frames.size(0) - _FRAMES)]))
     samples[:, :, : clean.shape[2]] = clean
     mask = torch.ones((1, 1, *samples.shape[2:]), device=samples.device)
@@ -171,12 +171,18 @@ def refine_latent(vae: Any, video: Tensor, width: int, height: int, double_frame
     return {"samples": samples, "noise_mask": mask}
 
 
-def _with_frames_between(video_NHWC: Tensor) -> Tensor:
-    """Twice as many frames at equal distances from the first to the last, each a mix of its neighbours."""
-    n = video_NHWC.size(0)
+def _with_frames_between(frames_NHWC: Tensor, count: int) -> Tensor:
+    """A video's first frames at twice as many moments at equal distances from its first frame to its last, each a mix of its neighbours.
+
+    Args:
+        frames_NHWC: the first of the video's frames, or all; moments behind the last of them are left out.
+        count: how many frames the video has.
+    """
+    n = frames_NHWC.size(0)
     if n == 1:
-        return video_NHWC
-    at = torch.linspace(0, n - 1, 2 * n, dtype=torch.float64)
+        return frames_NHWC
+    at = torch.linspace(0, count - 1, 2 * count, dtype=torch.float64)
+    at = at[at <= n - 1]
     before = at.floor().clamp_max(n - 2).long()
-    share = (at - before).to(video_NHWC.dtype)[:, None, None, None]
-    return video_NHWC[before].lerp(video_NHWC[before + 1], share)
+    share = (at - before).to(frames_NHWC.dtype)[:, None, None, None]
+    return frames_NHWC[before].lerp(frames_NHWC[before + 1], share)
