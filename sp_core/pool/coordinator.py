@@ -365,7 +365,7 @@ class Pool:
 
 
 def _end_with_program(pool: weakref.ref[Pool], process: int) -> None:
-    """End a pool that its user left open. Otherwise its listeners are in torch's code while Python ends, which can abort the program.
+    """End a pool that its user left open. Otherwise a listener can come back from torch while Python ends, which aborts the program.
 
     Args:
         process: the one that started the pool. What it forks has a copy, and no right to end it.
