@@ -41,6 +41,15 @@ def parameter_names(function: Callable[..., Any]) -> list[str]:
     return [name for name in inspect.signature(function).parameters if name != "self"]
 
 
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function can be called with an argument of this name, as far as Python knows."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # it is written in C
+        return False
+    return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
 def names_of(function: Callable[..., Any]) -> dict[str, Any]:
     """What a function's code finds by name outside of itself."""
     names: dict[str, Any] = inspect.unwrap(function).__globals__

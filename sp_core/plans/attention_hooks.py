@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attention.sequence_group import SequenceGroup
-from .arguments import Arguments, names_of, parameter_names
+from .arguments import Arguments, names_of, parameter_names, takes
 from .forward_state import Escaped, ForwardState
 from .host_functions import HostFunctions
 from .method_hooks import Hooked, hook_call
@@ -23,13 +23,15 @@ from .probing.options import tell_back
 def _called_with(options: dict[str, Any], kind: type[nn.Module], attention: Attention, state: ForwardState) -> Iterator[None]:
     """Inside, the name by which the code of a module's class calls ComfyUI's attention leads to it with these transformer options.
 
-    Code of another pack that was given whole data in between attends to all of it.
+    Code of another pack that was given whole data in between attends to all of it. A function of another pack in that place which
+    takes no such options attends to what it gets, and whoever looks behind the call sees that nothing was exchanged.
     """
     name, names = attention.function, names_of(getattr(kind, attention.method))
     own = names[name]
+    takes_options = takes(own, "transformer_options")
 
     def with_options(*args: Any, **kwargs: Any) -> Any:
-        if state.whole:
+        if state.whole or not takes_options:
             return own(*args, **kwargs)
         return own(*args, **{**kwargs, "transformer_options": options})
 

@@ -26,7 +26,8 @@ class TooFewHeads(Escaped):
 
     def __init__(self, where: str, heads: int, ranks: int) -> None:
         super(Escaped, self).__init__(
-            f"{where} has {heads} heads for {ranks} devices, and one would get none. Use fewer devices, or equal shares, in SP Model Patch"
+            f"{where} has {heads} {'head' if heads == 1 else 'heads'} for {ranks} devices, and one would get none. "
+            "Use fewer devices, or equal shares, in SP Model Patch"
         )
 
 

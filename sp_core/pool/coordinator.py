@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -97,6 +99,7 @@ class Pool:
             SPError: they cannot be started; nothing is left of them.
         """
         self._launched = time.monotonic()
+        weakref.finalize(self, _end_with_program, weakref.ref(self), os.getpid())
         log.info("starting %d workers: %s", self.world_size, ", ".join(map(str, self.devices)))
         try:
             self.workers.start(
@@ -359,3 +362,14 @@ class Pool:
             log.warning("the pool is stopped because of rank %d; its log is kept in %s", error.rank, self.workers.keep_log(error.rank))
             self.shutdown(grace_s=0)
         raise error
+
+
+def _end_with_program(pool: weakref.ref[Pool], process: int) -> None:
+    """End a pool that its user left open. Otherwise a listener can come back from torch while Python ends, which aborts the program.
+
+    Args:
+        process: the one that started the pool. What it forks has a copy, and no right to end it.
+    """
+    left = pool()
+    if left is not None and not left.over and os.getpid() == process:
+        left.shutdown()

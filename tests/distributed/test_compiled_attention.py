@@ -1,4 +1,4 @@
-"""The operators of a compiled block's attentions, with every transport that needs no GPU."""
+"""The operators of a compiled block's attentions, with every transport that needs no GPU; ranks that wait for a graph."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from sp_core.layout import FlatLayout
 from sp_core.plans.forward_state import Escaped, ForwardState
 from sp_core.plans.host_functions import HostFunctions
 from sp_core.plans.override import ExchangedAttention
+from sp_core.pool.coordinator import Pool
+from sp_core.pool.devices import parse_devices
+from sp_core.pool.errors import WorkerFailed
+from sp_core.pool.launcher import ServiceSpec
 
 HEADS, DIM, TOKENS = 3, 4, 7
 
@@ -74,3 +78,28 @@ def test_no_call_runs() -> None:
     q = torch.ones(1, 2, HEADS * DIM)
     with pytest.raises(RuntimeError, match="outside of a call"):
         operators.attention(*arguments(q, q, q, 0))
+
+
+# -- a rank fails while another one waits for its graph
+
+
+def forwards(pool: Pool, fails: bool) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = []
+    pool.call("forward", {"fails": fails, "reset": pool.out_of_step}, each=lambda rank, value: told.append(value))
+    return told
+
+
+def test_a_rank_that_waits_for_the_graph_of_one_that_fails(echo_service: None) -> None:
+    """It ends with the other one's error and compiles nothing, which can take minutes; the next forward compiles."""
+    pool = Pool(parse_devices("cpu:2", "cpu", 0), ServiceSpec("compiling_service:CompilingService"))
+    pool.start()
+    try:
+        with pytest.raises(WorkerFailed, match="Rank 0 failed: out of main memory"):
+            forwards(pool, fails=True)
+        assert pool.usable, "a rank came too late"
+        for rank, told in enumerate(forwards(pool, fails=False)):
+            assert (told["before"] == 0) == (rank == 1), "rank 1 compiled the graph that it waited for"
+            assert told["graphs"] > 0 and told["refusals"] == {}
+            assert max(told["errors"]) <= 2e-5
+    finally:
+        pool.shutdown()

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from campaign import parameters
+from distributed.peer_on_cpu import built_kernel, compiler, row_on_cpu
 from distributed.ranks import RankPools, run_ranks
 from torch import Tensor, nn
 
+from sp_core.comm import Transport
+from sp_core.comm.choice import make_transport
 from sp_core.comm.lane import ThreadLane
+from sp_core.comm.registry import TRANSPORTS, WITHOUT_BUFFERS, TransportRow, make_peer
 from sp_core.comm.transports.collective import CollectiveTransport
 from sp_core.comm.transports.slow import SlowTransport
+from sp_core.parallel.groups import ParallelGroupsCache
 from sp_core.plans.engine import Engine
 from sp_core.reference.model import AudioVideoDiT, ReferenceConfig
 from sp_core.reference.plan import REFERENCE
@@ -71,6 +79,45 @@ def both_ways(rank: int, world_size: int, slow: bool) -> tuple[bool, int, int]:
 @pytest.mark.parametrize(("world_size", "slow"), parameters(plain=[(2, True), (3, False)], campaign=[(4, True)]))
 def test_the_bits_are_those_of_whole_weights_and_the_bytes_those_of_the_formula(ranks: RankPools, world_size: int, slow: bool) -> None:
     for same, sent, expected in ranks.call(world_size, both_ways, slow):
+        assert same
+        assert sent == expected > 0
+
+
+def by_the_peer_exchange(rank: int, world_size: int, library: str, directory: str) -> tuple[str, bool, int, int, list[str]]:
+    """Two forwards with weights that the peer exchange gathers as nothing else can, and what gathers them where gloo works too."""
+    broken = [replace(row, needs=(lambda facts: "out of order",)) for row in WITHOUT_BUFFERS if row.make is not make_peer]
+    [peer] = [row_on_cpu(row, library, directory) for row in WITHOUT_BUFFERS if row.make is make_peer]
+
+    def groups(*rows: TransportRow) -> ParallelGroupsCache:
+        def make(group: Any) -> Transport:
+            return make_transport(group, "cpu", directory=directory, timeout_s=60.0, rows=rows)[0]
+
+        return ParallelGroupsCache(make, timedelta(seconds=60))
+
+    names = []
+    for others in ([row for row in TRANSPORTS if row.name == "gloo"], broken):
+        cache = groups(*others, peer)
+        group = cache.for_weights(world_size)
+        assert group is not None and group.lane is None
+        names.append(group.transport.name)
+    model = AudioVideoDiT.seeded(CONFIG, 0)
+    whole = forward(model)
+    weights = shared(model, rank, world_size)
+    emptied(model)
+    same = True
+    for _ in range(2):
+        group.transport.stats.reset()
+        with weights.gathering(group.transport, group.lane) as gathering:
+            same &= all(torch.equal(mine, theirs) for mine, theirs in zip(forward(model, gathering), whole, strict=True))
+    sent = group.transport.stats.bytes_sent
+    cache.close()
+    return group.transport.name, same, sent, weights.gathered_bytes, names
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+def test_the_peer_exchange_gathers_them_where_no_stock_collective_works(tmp_path: Path) -> None:
+    for name, same, sent, expected, names in run_ranks(2, by_the_peer_exchange, built_kernel(tmp_path), str(tmp_path)):
+        assert names == ["gloo", "peer"] and name == "peer"
         assert same
         assert sent == expected > 0
 

@@ -18,7 +18,9 @@ ROUNDS = 20 if CAMPAIGN else 1
 GONE_S = within(5.0)
 
 PARENT = """
-import os, sys, threading, time
+import atexit, os, sys, threading, time
+# registered first, so called last
+atexit.register(lambda: print("ended" if pool.over else "left open", flush=True))
 sys.path[:0] = [{root!r}]
 os.environ["PYTHONPATH"] = {here!r}
 from sp_core.pool.coordinator import Pool
@@ -31,6 +33,9 @@ if {busy}:
     time.sleep(0.3)
 print(*pool.workers.pids().values(), pool.workers.directory, flush=True)
 word = sys.stdin.readline()
+if word == "close\\n":
+    # listeners hear the answers, and are about to wait again when the program ends
+    pool.call("echo", 1)
 if word == "exec\\n":
     os.execv(sys.executable, [sys.executable, "-c", "import time; print('replaced', flush=True); time.sleep(60)"])
 """
@@ -49,8 +54,9 @@ def test_nothing_is_left_of_a_pool(how: str | signal.Signals, busy: bool) -> Non
     code = PARENT.format(root=str(HERE.parents[1]), here=str(HERE), busy=busy)
     for _ in range(ROUNDS):
         command = [sys.executable, "-c", code]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
-            assert parent.stdin is not None and parent.stdout is not None
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        with subprocess.Popen(command, **pipes, text=True) as parent:  # type: ignore[call-overload]
+            assert parent.stdin is not None and parent.stdout is not None and parent.stderr is not None
             *numbers, folder = parent.stdout.readline().split()
             workers, directory = list(map(int, numbers)), Path(folder)
             files = memory_files([parent.pid])
@@ -64,6 +70,9 @@ def test_nothing_is_left_of_a_pool(how: str | signal.Signals, busy: bool) -> Non
                 assert parent.stdout.readline() == "replaced\n"
             else:
                 parent.wait(within(30))
+            if how == "close":
+                # a listener that comes back from torch's code while Python ends aborts the program
+                assert (parent.returncode, parent.stdout.read()) == (0, "ended\n"), parent.stderr.read()
             deadline = time.monotonic() + GONE_S
             while left(workers, files, [directory]) and time.monotonic() < deadline:
                 time.sleep(0.1)

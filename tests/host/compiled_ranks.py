@@ -60,12 +60,15 @@ def attention_of_a_pack() -> Iterator[None]:
 
 @dataclass
 class Noting(BlockCompiler):
-    """Keeps what it is given to compile as text, with all sizes."""
+    """Keeps what it is given to compile as text, with all sizes, and can fail."""
 
     texts: list[str] = field(default_factory=list)
+    fails: bool = False
 
     def _by_backend(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         self.texts.append(graph.print_readable(print_output=False, include_stride=True))
+        if self.fails:
+            raise RuntimeError("a fault of the backend")
         return super()._by_backend(graph, inputs)
 
 
@@ -100,11 +103,15 @@ class Ranks:
         fullgraph: bool = False,
         around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         cache: str = "",
+        fails_on: int = -1,
     ) -> dict[str, Any]:
         from torch._dynamo.utils import counters
 
         from sp_core.comm import CollectiveTransport
+        from sp_core.host.worker.agreed import agree
         from sp_core.host.worker.comfy_attention import host_functions
+        from sp_core.parallel.groups import ParallelGroups
+        from sp_core.planner.degrees import Degrees
         from sp_core.plans import Engine, plan_named
 
         plan = plan_named(family.class_name)
@@ -114,19 +121,22 @@ class Ranks:
         wish = CompileWish(backend, dynamic=dynamic, fullgraph=fullgraph)
         # what torch learned of sizes in other questions, not all ranks were asked
         torch._dynamo.reset()
-        compiler = Noting(wish)
+        compiler = Noting(wish, fails=self.rank == fails_on)
         if cache:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
             compiler.phase = functools.partial(self._in_turn, self.groups[size])
         compiler.texts.clear()
         counters.clear()
-        told: dict[str, Any] = {"errors": [], "graphs": [], "exchanges": [], "uncompiled": {}}
+        told: dict[str, Any] = {"errors": [], "graphs": [], "exchanges": [], "uncompiled": {}, "calls_uncompiled": []}
         for forward in forwards:
             make = functools.partial(_first, family.forwards[forward] if isinstance(forward, str) else functools.partial(_camera, forward))
             stock = _forward(model, plan.forward, make())
             # another transport in each forward, as after a failure
             transport, inputs = CollectiveTransport(self.groups[size]), make()
             engine = Engine(plan, transport, inputs=inputs, host=host_functions(), compiler=compiler)
+            groups = ParallelGroups(Degrees(1, 1, size), engine.sequence, None, self.groups[size])
+            compiler.refusals |= agree(compiler.refusals, self.rank, groups, torch.device("cpu"))
+            transport.stats.reset()
             with family.patched(), around(), engine.installed(model) as state:
                 out = _forward(model, plan.forward, inputs)
                 state.check()
@@ -134,6 +144,7 @@ class Ranks:
             told["graphs"].append(compiler.graphs)
             told["exchanges"].append(transport.stats.exchanges)
             told["uncompiled"] |= state.uncompiled
+            told["calls_uncompiled"].append(sum(state.uncompiled.values()))
         told |= {name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss", "bypass")}
         return told | {"breaks": dict(counters["graph_break"]), "texts": compiler.texts, "refusals": compiler.refusals}
 

@@ -21,6 +21,7 @@ from host.test_cancel import BOUND_S, cancel
 from host.test_longcat_server import image_to_video as longcat_picture
 from host.test_longcat_server import text_to_video as longcat_text
 from host.test_ltx import BOTH, STRENGTHS, VIDEO, guides, plain
+from host.test_more_models import sampled
 from host.test_wan import frame_timesteps, two_videos_with_a_ramp
 
 from sp_core.demo.comfy_server import ComfyServer, PromptFailed
@@ -176,10 +177,13 @@ def test_an_attention_function_of_another_pack_runs_inside(server: ComfyServer, 
     assert re.search(COMPILED, told(compare(server, case, devices, **SPLIT).sp.report))
 
 
-def test_where_one_rank_fails_to_compile_no_rank_runs_compiled(server: ComfyServer) -> None:
+#: attentions that are modules of a block, and blocks that attend themselves
+@pytest.mark.parametrize("case", [wan, sampled("flux")], ids=lambda case: case.__name__)
+def test_where_one_rank_fails_to_compile_no_rank_runs_compiled(server: ComfyServer, case: Case) -> None:
     copy_checkpoint(server, "tiny_wan_to_compile")
-    comparison = compare(server, compiled(wan, node=compile_node("SPForeignBackend", fails_on=1)), "cpu:2", **SPLIT)
+    comparison = compare(server, compiled(case, node=compile_node("SPForeignBackend", fails_on=1)), "cpu:2", **SPLIT)
     assert "sp_foreign_failing: a fault of the backend (on rank 1)" in told(comparison.sp.report)
+    assert "not split" not in comparison.decision
 
 
 def test_cancel_while_the_workers_compile(server: ComfyServer, tmp_path: Path) -> None:

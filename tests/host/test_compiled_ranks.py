@@ -91,3 +91,20 @@ def test_a_function_that_is_no_operator(ranks: RankPool, fullgraph: bool) -> Non
     """It breaks the graph, and where the user wants no break the block runs uncompiled."""
     for answer in ask(ranks, 2, "Camera", ["none", "none"], fullgraph=fullgraph, around=attention_of_a_pack):
         assert bool(answer["uncompiled"]) == fullgraph and bool(answer["breaks"]) != fullgraph, answer
+
+
+#: families with a block that attends itself, then those where a module of the block does
+FAILING = [("Flux", "text"), ("HunyuanVideo", "text"), ("CogVideoX", "text"), ("Stable Diffusion 3.5 medium", "text"), ("Camera", "none")]
+
+
+@pytest.mark.parametrize(("family", "name"), parameters(plain=FAILING[:2], campaign=FAILING[2:]))
+def test_where_one_rank_fails_to_compile_all_go_on_together(ranks: RankPool, family: str, name: str) -> None:
+    """In that forward the rank that failed runs its next blocks uncompiled, while the other one runs the same blocks compiled."""
+    answers = ask(ranks, 2, family, [name] * 3, fails_on=1)
+    (begun, *later), (failed, *then) = (answer["calls_uncompiled"] for answer in answers)
+    assert begun == 0 < failed
+    # from the next forward on no rank runs a block compiled
+    assert later == then == [max(then)] * 2 and max(then) > failed
+    for answer in answers:
+        assert answer["refusals"] and all("eager: a fault of the backend" in why for why in answer["refusals"].values())
+    assert len({count for answer in answers for count in answer["exchanges"]}) == 1

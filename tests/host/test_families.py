@@ -12,6 +12,7 @@ from campaign import parameters
 from distributed.ranks import RankPool
 from host.families import FAMILIES
 from host.family_ranks import serve
+from host.foreign_attention import forwards_that_see_all_tokens, function_without_options
 from host.graphs import TOLERANCE
 
 #: (family, sizes of the group beside 2, 3 and 4)
@@ -79,3 +80,31 @@ EVERY = [(family, name, weights) for family, description in FAMILIES.items() for
 @pytest.mark.parametrize(("family", "name", "weights"), parameters(plain=FIRST, campaign=[case for case in EVERY if case not in FIRST]))
 def test_with_unequal_shares(ranks: RankPool, family: str, name: str, weights: tuple[int, ...]) -> None:
     check(ranks, family, name, len(weights), weights=weights)
+
+
+#: families whose attention hands no transformer options on
+WITHOUT_OPTIONS = parameters(plain=["PixArt", "Hunyuan DiT"], campaign=["ErnieImage"])
+
+
+@pytest.mark.parametrize("family", WITHOUT_OPTIONS)
+def test_a_forward_of_a_pack_on_an_attention_without_options(ranks: RankPool, family: str) -> None:
+    for answer in ranks.call(family, "text", 3, "auto", (), forwards_that_see_all_tokens)[:3]:
+        assert "failure" not in answer, answer["failure"]
+        assert max(answer["errors"]) <= TOLERANCE
+        assert answer["whole"] == ["foreign"] and answer["layout"] != "not split"
+
+
+@pytest.mark.parametrize("family", WITHOUT_OPTIONS)
+def test_a_function_of_a_pack_that_takes_no_options(ranks: RankPool, family: str) -> None:
+    """Nobody can have it exchange, so the forward is computed again on each device, whole."""
+    for answer in ranks.call(family, "text", 2, "auto", (), function_without_options)[:2]:
+        assert answer.get("kind") == "Escaped", answer
+        assert "another node replaced the attention function" in answer["failure"]
+
+
+def test_fewer_heads_than_ranks_where_the_attention_computes_on_its_own_heads(ranks: RankPool) -> None:
+    """By its share the second rank gets a token and no head."""
+    for answer in ranks.call("SeedVR2", "picture", 2, "auto", (30, 1))[:2]:
+        assert answer.get("kind") == "TooFewHeads", answer
+        assert "attn of block 0 has 5 heads for 2 devices, and one would get none" in answer["failure"]
+    check(ranks, "SeedVR2", "picture", 3)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import campaign
@@ -107,8 +107,9 @@ def devices(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def sampled(name: str, patched: Callable[[Branch, Link], Link] = lambda branch, model: model) -> Case:
-    model = MODELS[name]
+def sampled(name: str, patched: Callable[[Branch, Link], Link] = lambda branch, model: model, **arguments: Any) -> Case:
+    """``arguments``: of the model, where it is another one than its family's."""
+    model = replace(MODELS[name], arguments={**MODELS[name].arguments, **arguments})
 
     def case(branch: Branch) -> Link:
         wire = branch.patch(patched(branch, model.load(branch)))
@@ -145,6 +146,11 @@ UNSPLIT = {
         sampled("flux", patched_by("SPTestObjectPatch", name="diffusion_model.forward_orig")),
         {},
         "Flux's tokens are not split here (the model's own forward_orig is replaced",
+    ),
+    "fewer heads than devices": (
+        sampled("seedvr2", heads=1),
+        {"cfg_split": 1},
+        "not split, as attn of block 0 has 1 head for 2 devices, and one would get none",
     ),
     "another attention": (
         sampled(_SWAPPED, patched_by("SPTestOwnAttention")),

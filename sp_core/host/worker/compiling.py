@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 #: the leader begins to compile a graph at most so many seconds behind the others, else it has another one
 TRACED_S = 60.0
+#: a leader that left the forward before its exchange has failed, and in this time the coordinator says so
+HEARD_S = 2.0
 #: modes that make CUDA graphs, and what comes nearest without them
 _WITHOUT_CUDA_GRAPHS = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs", "default": None}
 _CUDA_GRAPHS = "CUDA graphs cannot hold an exchange between devices"
@@ -176,12 +178,13 @@ def compile_phase(context: WorkerContext, leader: int) -> Iterator[None]:
 
 def _wait_for(rank: int, context: WorkerContext) -> None:
     leader, reached = context.shared_state.ranks[rank], context.own_state.collective_seq
-    seen = time.monotonic()
-    while leader.collective_seq <= reached and leader.phase in (Phase.COMPILING, Phase.COMPUTING):
+    compiled = computed = time.monotonic()
+    while leader.collective_seq <= reached:
         if context.should_abort() is not None:
             raise PeerFailed
         now = time.monotonic()
-        seen = now if leader.phase is Phase.COMPILING else seen
-        if now - seen > TRACED_S:
+        compiled = now if leader.phase is Phase.COMPILING else compiled
+        computed = now if leader.phase in (Phase.COMPILING, Phase.COMPUTING) else computed
+        if now - compiled > TRACED_S or now - computed > HEARD_S:
             return
         time.sleep(0.005)
