@@ -95,7 +95,7 @@ class _Bench:
     def __init__(self, transport: Transport, samples: int) -> None:
         self._transport, self._samples = transport, samples
         config = ReferenceConfig(layers=2, heads=24, head_dim=32)
-        inputs = Inputs.seeded(config, 0, frames=5, rows=24, columns=32)
+        inputs = Inputs.seeded(config, 0, frames=5, rows=34, columns=44)
         self._arguments = step_arguments(inputs, inputs.video, inputs.audio, 0.5)
         self._model = AudioVideoDiT.seeded(config, 0)
         self._slowdown = Slowdown(transport.stats, work_clock=time.thread_time)

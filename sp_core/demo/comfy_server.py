@@ -68,7 +68,11 @@ class ComfyServer:
         )
 
     def __enter__(self) -> ComfyServer:
-        self.wait_until_up()
+        try:
+            self.wait_until_up()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
