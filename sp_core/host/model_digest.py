@@ -1,8 +1,8 @@
 """What a MODEL is, in few enough bytes to compare over processes: its weights, its patches of weights, and the code put into it.
 
 Names, shapes, types and functions have to be equal. The values of patches are sampled and compared with a tolerance: a merge
-that is computed on two devices differs in its last bits. Of the weights some are sampled, and most of these have to be equal to
-the last bit: a weight that no file has holds what was in memory.
+that is computed on two devices differs in its last bits. Some matrices are sampled, which is what training and merging change;
+more than a few that differ in one bit make another model. A few may: a weight that no file has holds what was in memory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .weight_samples import mark_of, plain_tensor, sampled_places
 RUN = 4
 #: of a sample's norm. The last bit of bfloat16 is 4e-3, and merges round several times
 TOLERANCE = 2e-2
-#: weights whose values are looked at
-LOOKED_AT = 32
+#: matrices whose values are looked at, and how much of them may differ
+LOOKED_AT, FEW = 32, 0.25
 #: the parts of a digest
 WEIGHTS, VALUES, WEIGHT_PATCHES, CODE = PARTS = ("weights", "values of weights", "weight patches", "code")
 
@@ -96,7 +96,7 @@ def _other_weights(mine: Part, other: Part) -> str | None:
     if mine.shape != other.shape:
         return None
     compared = [_apart(a, b) for a, b in zip(mine.numbers, other.numbers, strict=True) if a is not None and b is not None]
-    if 2 * sum(compared) <= len(compared):
+    if sum(compared) <= FEW * len(compared):
         return None
     return "the weights have other values (if their file was replaced since ComfyUI read it, free the models and the node cache)"
 
@@ -121,6 +121,8 @@ def own_weights(patcher: Any) -> Iterator[tuple[str, Tensor]]:
     module = getattr(patcher.model, "diffusion_model", patcher.model)
     prefix = "diffusion_model." if module is not patcher.model else ""
     replaced = {path: value for path, value in patcher.object_patches_backup.items() if isinstance(value, (torch.nn.Module, Tensor))}
+    # what took a module's place may have its weights, as a compiled block has: patched by their name before or by the one since
+    shared = {id(weight): patcher.backup.get(prefix + name) for name, weight in module.named_parameters()}
     for name, weight in module.named_parameters():
         name = prefix + name
         if not any(name == path or name.startswith(f"{path}.") for path in replaced):
@@ -129,13 +131,16 @@ def own_weights(patcher: Any) -> Iterator[tuple[str, Tensor]]:
     for path, value in replaced.items():
         if path.startswith(prefix):
             parts = {"": value} if isinstance(value, Tensor) else dict(value.named_parameters())
-            yield from ((f"{path}.{name}".rstrip("."), weight) for name, weight in parts.items())
+            for name, weight in parts.items():
+                name = f"{path}.{name}".rstrip(".")
+                kept = (shared[id(weight)] or patcher.backup.get(name)) if id(weight) in shared else None
+                yield name, weight if kept is None else kept.weight
 
 
 def _weights(weights: dict[str, Tensor]) -> tuple[Part, Part]:
-    """What all weights are, and the values of some, from the first to the last by name."""
+    """What all weights are, and the values of some matrices, from the first to the last by name."""
     kinds = _part({name: f"{tuple(weight.shape)} {weight.dtype}" for name, weight in weights.items()})
-    names = sorted(weights)
+    names = sorted(name for name, weight in weights.items() if weight.dim() > 1)
     looked_at = [names[place] for place in sampled_places(len(names), LOOKED_AT).tolist()]
     marks = [mark_of(name, weights[name]) for name in looked_at]
     return kinds, Part(kinds.shape, [[mark, 0.0] if mark else None for mark in marks], looked_at)

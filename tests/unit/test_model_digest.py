@@ -24,7 +24,7 @@ class Adapter:
 def patcher() -> Any:
     torch.manual_seed(0)
     model = torch.nn.Module()
-    model.diffusion_model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 4))
+    model.diffusion_model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 4), *(torch.nn.Linear(4, 4) for _ in range(3)))
     patch = (0.8, Adapter(torch.randn(8, 6)), 1.0, None, None)
     return SimpleNamespace(
         model=model,
@@ -60,6 +60,21 @@ def patched_in_place(of: Any) -> None:
     weight += 1.0
 
 
+def lora_and_compiled_by_another_branch(of: Any, inside: str) -> None:
+    """The compiled block has the weights of the block itself."""
+    for number, block in enumerate(list(of.model.diffusion_model)):
+        of.object_patches_backup[f"diffusion_model.{number}"] = block
+        of.model.diffusion_model[number] = torch.nn.ModuleDict({"_orig_mod": block})
+        of.backup[f"diffusion_model.{number}.{inside}weight"] = SimpleNamespace(weight=block.weight.detach().clone())
+        block.weight += 1.0
+
+
+def merged(of: Any) -> None:
+    """As the file of a model with a LoRA in it: some matrices are others, and nothing else."""
+    for number in (1, 2):
+        of.model.diffusion_model[number].weight *= 1 + 1e-6
+
+
 def replaced_by_another_branch(of: Any) -> None:
     of.object_patches_backup["diffusion_model.1"] = of.model.diffusion_model[1]
     of.model.diffusion_model[1] = torch.nn.Linear(2, 2)
@@ -81,6 +96,8 @@ def around(of: Any) -> None:
         lambda of: None,
         patched_in_place,
         replaced_by_another_branch,
+        lambda of: lora_and_compiled_by_another_branch(of, ""),
+        lambda of: lora_and_compiled_by_another_branch(of, "_orig_mod."),
         around,
         lambda of: set_patch(of, 0.8 * (1 + 1e-6), lambda weight: weight * (1 + 1e-3)),
         lambda of: setattr(of, "model", of.model.to("meta")),
@@ -90,6 +107,8 @@ def around(of: Any) -> None:
         "nothing",
         "weights patched in place",
         "another branch's module",
+        "another branch's LoRA, then compiled blocks",
+        "another branch's compiled blocks, then a LoRA",
         "around the model",
         "last bits",
         "weights elsewhere",
@@ -105,6 +124,7 @@ def test_the_same_model(change: Callable[[Any], None]) -> None:
     [
         (lambda of: of.model.diffusion_model.half(), "the weights are others"),
         (replaced_by_another_file, "the weights have other values"),
+        (merged, "the weights have other values"),
         (lambda of: of.model.diffusion_model.append(torch.nn.Linear(2, 2)), "the weights are others"),
         (lambda of: set_patch(of, 0.5), "the weight patches have other values"),
         (lambda of: set_patch(of, 0.8, lambda weight: -weight), "the weight patches have other values"),
