@@ -154,13 +154,13 @@ def _check_persons(piece: Piece, voices: list[Features], masks: tuple[Tensor, ..
         raise SPError(f"{name}: the masks have different sizes. Paint all of them over the same picture")
     if piece.image is None:
         raise SPError(f"{name}: masks say where persons are in a picture. Connect it to image")
-    if torch.equal(masks[0], masks[1]):
-        raise SPError(f"{name}: mask_1 and mask_2 are the same. Connect a mask for each person")
     (height, width), (of_picture_h, of_picture_w) = masks[0].shape[1:], piece.image.shape[1:3]
     if abs(height * of_picture_w / (width * of_picture_h) - 1) > _PROPORTIONS:
         raise SPError(
             f"{name}: the masks have {width} x {height} pixels, the picture {of_picture_w} x {of_picture_h}. Paint each mask over the "
             "picture itself; where nothing is painted, Load Image gives an empty square"
         )
+    if torch.equal(masks[0], masks[1]):
+        raise SPError(f"{name}: mask_1 and mask_2 are the same. Paint another one for each person")
     if len({(voice.stride, voice.values_nGC.shape[1:]) for voice in voices}) > 1:
         raise SPError(f"{name}: the voices were encoded by different encoders. Encode all with the same")
