@@ -129,38 +129,36 @@ def _sampled_start(samples: Tensor, piece: Piece, kept: int) -> Tensor:
 
 
 def _check(piece: Piece, voices: list[Features], persons: Persons | None) -> None:
-    name = _NAME
     if piece.length % 4 != 1:
-        raise SPError(f"{name}: a video has 4 k + 1 frames, {piece.length} are none of these. Use {piece.length // 4 * 4 + 1}")
+        raise SPError(f"{_NAME}: a video has 4 k + 1 frames, {piece.length} are none of these. Use {piece.length // 4 * 4 + 1}")
     if piece.width % _TOKEN or piece.height % _TOKEN:
-        raise SPError(f"{name}: width and height are multiples of {_TOKEN}, {piece.width} x {piece.height} are not")
+        raise SPError(f"{_NAME}: width and height are multiples of {_TOKEN}, {piece.width} x {piece.height} are not")
     if piece.previous is not None and piece.image is None:
-        raise SPError(f"{name}: a video that goes on needs to know how the persons look. Connect the picture of its start to image")
+        raise SPError(f"{_NAME}: a video that goes on needs to know how the persons look. Connect the picture of its start to image")
     if piece.previous_latent is not None and piece.previous is None:
-        raise SPError(f"{name}: previous_latent stands for the last of the frames so far. Connect all these to previous_frames")
+        raise SPError(f"{_NAME}: previous_latent stands for the last of the frames so far. Connect all these to previous_frames")
     if persons is not None:
         _check_persons(piece, voices, persons.masks)
     elif len(voices) > 1:
-        raise SPError(f"{name}: several voices need a mask for each person. Connect mask_1 and mask_2")
+        raise SPError(f"{_NAME}: several voices need a mask for each person. Connect mask_1 and mask_2")
 
 
 def _check_persons(piece: Piece, voices: list[Features], masks: tuple[Tensor, ...]) -> None:
-    name = _NAME
     if len(voices) < 2:
-        raise SPError(f"{name}: masks tell who says what, and there is one voice. Disconnect the masks, or connect audio_2")
+        raise SPError(f"{_NAME}: masks tell who says what, and there is one voice. Disconnect the masks, or connect audio_2")
     if len(masks) != len(voices):
-        raise SPError(f"{name}: there are {len(voices)} voices and {len(masks)} masks. Connect a mask for each voice")
+        raise SPError(f"{_NAME}: there are {len(voices)} voices and {len(masks)} masks. Connect a mask for each voice")
     if len({mask.shape[1:] for mask in masks}) > 1:
-        raise SPError(f"{name}: the masks have different sizes. Paint all of them over the same picture")
+        raise SPError(f"{_NAME}: the masks have different sizes. Paint all of them over the same picture")
     if piece.image is None:
-        raise SPError(f"{name}: masks say where persons are in a picture. Connect it to image")
+        raise SPError(f"{_NAME}: masks say where persons are in a picture. Connect it to image")
     (height, width), (of_picture_h, of_picture_w) = masks[0].shape[1:], piece.image.shape[1:3]
     if abs(height * of_picture_w / (width * of_picture_h) - 1) > _PROPORTIONS:
         raise SPError(
-            f"{name}: the masks have {width} x {height} pixels, the picture {of_picture_w} x {of_picture_h}. Paint each mask over the "
+            f"{_NAME}: the masks have {width} x {height} pixels, the picture {of_picture_w} x {of_picture_h}. Paint each mask over the "
             "picture itself; where nothing is painted, Load Image gives an empty square"
         )
     if torch.equal(masks[0], masks[1]):
-        raise SPError(f"{name}: mask_1 and mask_2 are the same. Paint another one for each person")
+        raise SPError(f"{_NAME}: mask_1 and mask_2 are the same. Paint another one for each person")
     if len({(voice.stride, voice.values_nGC.shape[1:]) for voice in voices}) > 1:
-        raise SPError(f"{name}: the voices were encoded by different encoders. Encode all with the same")
+        raise SPError(f"{_NAME}: the voices were encoded by different encoders. Encode all with the same")
