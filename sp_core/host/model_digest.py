@@ -2,13 +2,15 @@
 
 Names, shapes, types and functions have to be equal. The values of patches are sampled and compared with a tolerance: a merge
 that is computed on two devices differs in its last bits. Some matrices are sampled, which is what training and merging change;
-more than a few that differ in one bit make another model. A few may: a weight that no file has holds what was in memory.
+more than a few that differ in one bit make another model. A few may: a weight that no file has holds what was in memory. One of
+nothing but zeros is left out: code that swaps blocks keeps their weights elsewhere meanwhile.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import zlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .options import name_of, patches_in
-from .weight_samples import mark_of, plain_tensor, sampled_places
+from .weight_samples import plain_tensor, sampled_places, samples_of
 
 #: values that lie side by side in a sample
 RUN = 4
@@ -36,7 +38,7 @@ class Part:
 
     #: hash of all names, shapes and types
     shape: str
-    #: (weighted sum, norm) of the samples of each value, or (mark, 0) of those of a weight; None where it cannot be read
+    #: (weighted sum, norm) of the samples of each value, or (hash, 0) of those of a weight; None where it cannot be read
     numbers: list[list[float] | None]
     #: what each of ``numbers`` belongs to; it is not sent
     labels: list[str] = field(default_factory=list, repr=False)
@@ -142,8 +144,8 @@ def _weights(weights: dict[str, Tensor]) -> tuple[Part, Part]:
     kinds = _part({name: f"{tuple(weight.shape)} {weight.dtype}" for name, weight in weights.items()})
     names = sorted(name for name, weight in weights.items() if weight.dim() > 1)
     looked_at = [names[place] for place in sampled_places(len(names), LOOKED_AT).tolist()]
-    marks = [mark_of(name, weights[name]) for name in looked_at]
-    return kinds, Part(kinds.shape, [[mark, 0.0] if mark else None for mark in marks], looked_at)
+    samples = [samples_of(weights[name]) for name in looked_at]
+    return kinds, Part(kinds.shape, [[zlib.crc32(found), 0.0] if found and any(found) else None for found in samples], looked_at)
 
 
 def _part(tree: Any) -> Part:

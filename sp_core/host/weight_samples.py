@@ -16,19 +16,25 @@ SAMPLES = 256
 
 def mark_of(name: str, weight: Tensor) -> int:
     """A hash of samples of a weight, wherever it lies; 0 for what cannot be read."""
+    samples = samples_of(weight)
+    return 0 if samples is None else zlib.crc32(samples, zlib.crc32(name.encode())) or 1
+
+
+def samples_of(weight: Tensor) -> bytes | None:
+    """Values at some places of a weight, wherever it lies; None for what cannot be read."""
     try:
         plain = plain_tensor(weight.detach())
         if plain.numel() == 0 or plain.device.type == "meta":
-            return 0
+            return None
         where = torch.unravel_index(sampled_places(plain.numel()).to(plain.device), plain.shape) if plain.dim() else ()
         values = plain[where].cpu().contiguous().reshape(-1).view(torch.uint8)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        return 0  # a format that cannot be read at a place
-    return zlib.crc32(bytes(values.tolist()), zlib.crc32(name.encode())) or 1
+        return None  # a format that cannot be read at a place
+    return bytes(values.tolist())
 
 
 def sampled_places(count: int, samples: int = SAMPLES) -> Tensor:
-    """Which of ``count`` values in a row are looked at, evenly from the first to the last."""
+    """Which of ``count`` things in a row are looked at, evenly from the first to the last."""
     number = min(count, samples)
     return torch.arange(number) * (count - 1) // max(1, number - 1)
 

@@ -69,6 +69,11 @@ def lora_and_compiled_by_another_branch(of: Any, inside: str) -> None:
         block.weight += 1.0
 
 
+def swapped_out(of: Any) -> None:
+    for weight in of.model.parameters():
+        weight.zero_()
+
+
 def merged(of: Any) -> None:
     """As the file of a model with a LoRA in it: some matrices are others, and nothing else."""
     for number in (1, 2):
@@ -96,6 +101,7 @@ def around(of: Any) -> None:
         lambda of: None,
         patched_in_place,
         replaced_by_another_branch,
+        swapped_out,
         lambda of: lora_and_compiled_by_another_branch(of, ""),
         lambda of: lora_and_compiled_by_another_branch(of, "_orig_mod."),
         around,
@@ -107,6 +113,7 @@ def around(of: Any) -> None:
         "nothing",
         "weights patched in place",
         "another branch's module",
+        "another branch's swapped blocks",
         "another branch's LoRA, then compiled blocks",
         "another branch's compiled blocks, then a LoRA",
         "around the model",
