@@ -1,7 +1,7 @@
 """A forward on ranks of which one is slower: equal shares, shares by measured speed, and the ideal of all speeds together.
 
 The slow rank waits before each exchange in proportion to what it has computed. Where there are more ranks than cores, all ranks
-wait as well, for twice the time that their turns on a core take, and a rank's work is the time that it was on one.
+wait as well, so that each has a core for long enough; a rank's work is the time that it was on one.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import shutil
 import subprocess
 import uuid
 from dataclasses import replace
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from cxx import compiler
 from torch import Tensor
 
 from sp_core.comm.native.cuda import IPC_HANDLE_BYTES, CLaunch, CStatus
@@ -22,10 +22,6 @@ from sp_core.comm.transports import peer
 from sp_core.comm.transports.exchange_transport import PreparedExchange
 from sp_core.comm.transports.peer import PeerTransport
 from sp_core.comm.transports.peer_memory import Lease
-
-
-def compiler() -> str | None:
-    return shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 
 def built_kernel(directory: Path) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from campaign import HANGS_S, parameters
-from distributed.peer_on_cpu import built_kernel, compiler, row_on_cpu
+from cxx import compiler
+from distributed.peer_on_cpu import built_kernel, row_on_cpu
 from distributed.ranks import RankPools, run_ranks
 from torch import Tensor, nn
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import subprocess
 import time
 from collections import deque
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from campaign import CAMPAIGN
+from cxx import compiler
 from distributed.exchange_cases import same_bytes
 from distributed.ranks import run_ranks
 
@@ -169,13 +169,13 @@ def test_files_in_the_private_directory_take_over_and_leave_no_name(tmp_path: Pa
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_core_is_clean_under_sanitizers(sanitizer: str, tmp_path: Path) -> None:
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
+    found = compiler()
+    if found is None:
         pytest.skip("no C++ compiler")
     program = tmp_path / "stress"
     source = Path(__file__).with_name("shm_stress.cpp")
     flags = ["-std=c++20", "-O1", "-g", f"-fsanitize={sanitizer}", "-pthread"]
-    built = subprocess.run([compiler, *flags, str(source), "-o", str(program)], capture_output=True, text=True)
+    built = subprocess.run([found, *flags, str(source), "-o", str(program)], capture_output=True, text=True)
     if built.returncode and "fsanitize" in built.stderr + built.stdout:
         pytest.skip(f"the compiler has no -fsanitize={sanitizer}")
     assert built.returncode == 0, built.stderr

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import random
-import shutil
 import subprocess
 from collections.abc import Iterator
 from ctypes import c_int64, c_uint64
 from pathlib import Path
 
 import pytest
+from cxx import compiler
 from generated_exchanges import contiguous_strides, generated_exchange, source_rows
 from oracles.addresses import block_share, place_of, row_at, vector_bytes
 
@@ -38,13 +38,13 @@ class CShare(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def header(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
+    found = compiler()
+    if found is None:
         pytest.skip("no C++ compiler")
     library = tmp_path_factory.mktemp("layout") / "probe.so"
     source = Path(__file__).with_name("addresses_probe.cpp")
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined", "-fno-sanitize-recover"]
-    subprocess.run([compiler, *flags, "-shared", "-fPIC", f"-I{ROOT / 'csrc'}", str(source), "-o", str(library)], check=True)
+    subprocess.run([found, *flags, "-shared", "-fPIC", f"-I{ROOT / 'csrc'}", str(source), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
 
 

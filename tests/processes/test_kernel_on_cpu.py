@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from cxx import compiler
 
 from sp_core.comm.native.cuda import CLaunch, CStatus
 from sp_core.comm.native.cuda_runtime import SLOTS_OFFSET
@@ -15,13 +15,13 @@ from sp_core.comm.native.cuda_runtime import SLOTS_OFFSET
 
 @pytest.fixture(scope="module")
 def kernel_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
+    found = compiler()
+    if found is None:
         pytest.skip("no C++ compiler")
     program = tmp_path_factory.mktemp("kernel") / "heads_on_cpu"
     source = Path(__file__).with_name("heads_on_cpu.cpp")
     flags = ["-std=c++20", "-O1", "-pthread", "-DSP_THREADS=16", "-w"]
-    subprocess.run([compiler, *flags, str(source), "-o", str(program)], check=True)
+    subprocess.run([found, *flags, str(source), "-o", str(program)], check=True)
     return program
 
 
